@@ -24,8 +24,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ekiden.data import load, parse, split
-from ekiden.models.patch_filters import CONTRAST, _at, _whitening, from_images  # the attacker reads the source, too
-from ekiden.models.patches import Patches, _regions, filters_of
+from ekiden.models.patches import (
+    CONTRAST,
+    Patches,
+    _at,
+    _regions,
+    _whitening,
+    filters_of,
+    from_images,  # the attacker reads the source, too
+)
 
 WIDTHS = (336, 2376)
 SHOWN = 6

@@ -17,7 +17,7 @@ from unittest.mock import patch
 from ekiden import Hardware, Training, load, run, split
 from ekiden.data import parse
 from ekiden.methods import FedSeq
-from ekiden.training.remembered import RememberedAnswers
+from ekiden.training.frozen import RememberedAnswers
 
 DOMAINS = "domains:amazon,caltech10,dslr,webcam"
 

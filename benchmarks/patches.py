@@ -18,8 +18,7 @@ import torch.nn.functional as F
 
 from ekiden.base.sums import measure
 from ekiden.methods.exact.blocks import gaussian_heads as heads
-from ekiden.models.patch_filters import from_images
-from ekiden.models.patches import Patches, filters_of
+from ekiden.models.patches import Patches, filters_of, from_images
 
 SHAPE = (3, 32, 32)
 BATCHES = (1, 4, 8, 32)

@@ -24,18 +24,13 @@ from ekiden.data.holdings import Source
 from ekiden.data.samples import ClientData, Dataset, FederatedData
 from ekiden.data.sources import federate
 from ekiden.data.tasks import Metric, own_metric
-from ekiden.engine import identity
 from ekiden.engine.drive import Row
 from ekiden.engine.evaluation import EvaluateOn, TestSet, divergence
-from ekiden.engine.folder import RunFolder
-from ekiden.engine.machine import resolve
-from ekiden.engine.method import Method, State
-from ekiden.engine.modules import model_bytes
-from ekiden.engine.networks import builder, network_name
-from ekiden.engine.parties import check_clients, holders
+from ekiden.engine.folder import RunFolder, data_digests, model_digest
+from ekiden.engine.method import Method, State, payload_types, task_names
+from ekiden.engine.networks import builder, model_bytes, network_name
 from ekiden.engine.run import End, Run, last
-from ekiden.engine.setup import check_labels, check_model, describe_model
-from ekiden.engine.tasks import payload_types, tasks
+from ekiden.engine.setup import check_clients, check_labels, check_model, describe_model, holders, resolved_hardware
 from ekiden.engine.transport import Transport
 from ekiden.engine.worker import Setup, Watch, Worker
 from ekiden.methods import check_needs
@@ -123,13 +118,13 @@ def _prepared(
     if isinstance(model, str):
         method, model, pretrained = method.with_source(model, models.located_file(pretrained))
     check_needs(method, data.dataset)
-    for task in tasks(type(method)):  # otherwise a missing type is found at the first resume
+    for task in task_names(type(method)):  # otherwise a missing type is found at the first resume
         payload_types(method, task)
     clients = holders(method, data)
     check_clients(clients, method)
     method.check([c.name for c in clients])
     build = builder(model, data, seed, method, train, models.located_file(pretrained))
-    hardware = resolve(hardware or Hardware(), workers, build)
+    hardware = resolved_hardware(hardware or Hardware(), workers, build)
     setup = Setup(
         method, build, data.dataset, training or Training(), hardware, seed, keep_trained, evaluate_on == "own"
     )
@@ -365,7 +360,7 @@ def describe(setup: Setup, clients: Sequence[ClientData], *, digests: bool = Tru
     """Return the configuration of a run. Digests of data and model take time, so only runs with a folder have them."""
     from ekiden.methods import written  # noqa: PLC0415  (`import ekiden` stays light)
 
-    found = {"data": identity.data_digests(clients), "model": identity.model_digest(setup)} if digests else None
+    found = {"data": data_digests(clients), "model": model_digest(setup)} if digests else None
     return {
         **written(setup.method),
         "steps": setup.method.steps(len(clients)),

@@ -2,7 +2,6 @@
 
 from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero, Fraction, NonNegative, Positive, Range, require
 from ekiden.base.errors import UserError
-from ekiden.base.refs import SERVER, Ref
 from ekiden.base.settings import Training
 from ekiden.data.tasks import Task
 from ekiden.engine.federation import Fed
@@ -21,6 +20,7 @@ from ekiden.engine.method import (
     on_client,
 )
 from ekiden.engine.transport import ClientMissing
+from ekiden.engine.wire import SERVER, Ref
 from ekiden.engine.worker import Client
 from ekiden.training.objective import Forward, Objective, Penalty, Work, cross_entropy
 from ekiden.training.weights import Weights, mean

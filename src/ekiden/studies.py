@@ -15,7 +15,7 @@ from torch import nn
 from ekiden.api import as_federation, as_method, run
 from ekiden.base.checks import CountOrZero, checked
 from ekiden.base.errors import UserError, unknown
-from ekiden.base.extras import require_extra
+from ekiden.base.outside import require_extra
 from ekiden.base.settings import Hardware, Training
 from ekiden.data.samples import FederatedData
 from ekiden.engine.method import Method

@@ -6,14 +6,15 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from filelock import Timeout
 
-from ekiden.base import locks
+from ekiden.base.files import lock_file, locked
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from ekiden.base import locks
-lock = locks.hold(Path(sys.argv[1]), wait=False)
+from ekiden.base.files import hold_lock
+lock = hold_lock(Path(sys.argv[1]), wait=False)
 print("held", flush=True)
 time.sleep(60)
 """
@@ -25,22 +26,22 @@ def test_a_lock_keeps_others_off_until_its_process_is_killed(tmp_path: Path) -> 
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(locks.Timeout), locked_at_once(file):
+        with pytest.raises(Timeout), locked_at_once(file):
             """Another process has it."""
     finally:
         holder.kill()
         holder.communicate()
-    with locks.locked(file, wait=False), pytest.raises(locks.Timeout), locked_at_once(file):
+    with locked(file, wait=False), pytest.raises(Timeout), locked_at_once(file):
         """This one has it now."""
-    with locks.locked(file, wait=True):
+    with locked(file, wait=True):
         """And gave it back."""
 
 
 def locked_at_once(file: Path) -> AbstractContextManager[None]:
-    return locks.locked(file, wait=False)
+    return locked(file, wait=False)
 
 
 def test_a_lock_beside_a_path_is_the_same_for_all_its_names(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "folder")
-    assert locks.beside(tmp_path / "folder") == locks.beside(tmp_path / "link") != locks.beside(tmp_path)
+    assert lock_file(tmp_path / "folder") == lock_file(tmp_path / "link") != lock_file(tmp_path)

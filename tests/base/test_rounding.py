@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ekiden.base import modular, rounding
+from ekiden.base import modular
 from ekiden.base.errors import UserError
-from ekiden.base.rounding import Rounded, Rounding, rounded, size
-from ekiden.base.sums import Sums, TargetSums, measure, measure_targets
+from ekiden.base.sums import Rounded, Rounding, Sums, TargetSums, measure, measure_targets, rounded, rounded_size
 from ekiden.base.sums import size as sums_size
 from ekiden.base.sums import size_of_targets as targets_size
 
@@ -55,7 +54,7 @@ def test_numbers_come_back_modulo_a_power_of_two(b: int, numbers: list[int]) -> 
 def test_many_products_are_packed_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = drawn()
     whole = of(x, y, Rounding(13, 2048))
-    monkeypatch.setattr(rounding, "_BLOCK", 16)
+    monkeypatch.setattr("ekiden.base.sums._BLOCK", 16)
     assert bits(of(x, y, Rounding(13, 2048))) == bits(whole)
 
 
@@ -123,7 +122,7 @@ def test_bytes_are_those_of_the_formula() -> None:
             tensors = [t for t in (*vars(gram).values(), *vars(sums).values()) if isinstance(t, Tensor)]
             numbers = 3 + isinstance(sums, TargetSums)
             assert sum(t.numel() * t.element_size() for t in tensors) + 8 * numbers == expected
-    assert size(1, 12) == 28  # no product at all
+    assert rounded_size(1, 12) == 28  # no product at all
     assert of(x[:, :1], y, kind).matrix().tolist() == [[float(x[:, 0].double().square().sum())]]
 
 

@@ -7,17 +7,7 @@ import torch
 from torch import Tensor
 
 from ekiden.base.errors import UserError
-from ekiden.base.sums import (
-    FARTHEST,
-    WIDE,
-    Sums,
-    TargetSums,
-    diagonal,
-    measure,
-    measure_targets,
-    size,
-    size_of_targets,
-)
+from ekiden.base.sums import FARTHEST, WIDE, Sums, TargetSums, diagonal, measure, measure_targets, size, size_of_targets
 
 
 def drawn(n: int = 3000, width: int = 40, classes: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:

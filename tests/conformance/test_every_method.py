@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 from ekiden import FederatedData, Training, conformance, run
-from ekiden.base.refs import SERVER, Ref
 from ekiden.conformance import Subject
 from ekiden.conformance.subject import files, same
 from ekiden.conformance.subject import settings as small_settings
 from ekiden.conformance.watching import watched, watched_fits
+from ekiden.engine.drive import outline
 from ekiden.engine.method import INITIAL, Method
-from ekiden.engine.outline import outline
 from ekiden.engine.transport import live_refs
+from ekiden.engine.wire import SERVER, Ref
 from ekiden.engine.worker import Setup
 from ekiden.methods import METHODS, SPFL, UAPDFL, DisPFL, FedELMY, FedFisher, FedLPA, FedOV, FedTasuki, MAEcho, MetaFed
 from ekiden.methods.rounds.spfl.host import HOSTS

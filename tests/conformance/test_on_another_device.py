@@ -44,8 +44,8 @@ from ekiden.methods import (
     OTFusion,
     RegMean,
 )
-from ekiden.models.pooling import MaxPool
-from ekiden.training.optimizer import optimizer as step_of
+from ekiden.models.images import MaxPool
+from ekiden.training.fit import optimizer as step_of
 from tests.conformance.elsewhere import Elsewhere, Mixed
 from tests.conformance.test_every_method import every_method, small
 from tests.conftest import Tiny

@@ -10,8 +10,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from ekiden.base.refs import SERVER
-from ekiden.engine.wire import WireError
+from ekiden.engine.wire import SERVER, WireError
 from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower import sealing
 from ekiden.transports.flower.parcel import Answer, Ask, pack, unpack

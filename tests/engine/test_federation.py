@@ -10,11 +10,11 @@ from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training, run
 from ekiden.base.errors import UserError
-from ekiden.base.refs import EVERYONE, SERVER, Ref
 from ekiden.engine.drive import told
 from ekiden.engine.federation import Fed, in_order
 from ekiden.engine.method import INITIAL, Method, Size, State, Traits, on_client
 from ekiden.engine.transport import ClientMissing, Request, Transfer, Transport, refs, resolve
+from ekiden.engine.wire import EVERYONE, SERVER, Ref
 from ekiden.engine.worker import Client, Job, Setup, Worker
 from ekiden.training.objective import Work
 from ekiden.training.weights import Weights, mean

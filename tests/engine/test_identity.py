@@ -12,8 +12,7 @@ from torch.nn import functional as F
 
 from ekiden import FederatedData, UserError, run
 from ekiden.data import Samples, Subset
-from ekiden.engine.folder import read_config
-from ekiden.engine.identity import data_digests
+from ekiden.engine.folder import data_digests, read_config
 from ekiden.methods import Centralized, FedSeq
 from tests.conftest import Tiny
 

@@ -2,10 +2,10 @@
 
 from typing import Any, NamedTuple, cast
 
-from ekiden.base.refs import Ref
 from ekiden.engine.drive import models
 from ekiden.engine.method import State
 from ekiden.engine.transport import Transport
+from ekiden.engine.wire import Ref
 from ekiden.training.weights import Weights
 from tests.methods.toys import weights
 

@@ -24,14 +24,14 @@ from torch import Tensor
 from ekiden import FederatedData, Hardware, Training, run
 from ekiden.base import files
 from ekiden.base.errors import UserError
-from ekiden.base.refs import Ref
 from ekiden.engine import wire
 from ekiden.engine.federation import Fed
 from ekiden.engine.folder import Marks, RunFolder, read_config, read_lines
 from ekiden.engine.method import Method, State, Traits, on_client
-from ekiden.engine.modules import read_model
+from ekiden.engine.networks import read_model
 from ekiden.engine.store import FolderJournal, Store, read
 from ekiden.engine.transport import Transfer
+from ekiden.engine.wire import Ref
 from ekiden.engine.worker import Client
 from ekiden.methods import FedELMY
 from ekiden.training.weights import Weights

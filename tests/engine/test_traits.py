@@ -8,8 +8,8 @@ import pytest
 
 from ekiden import FederatedData, Hardware, UserError, run
 from ekiden.authoring import Client, Method, Traits, Weights, on_client
-from ekiden.base.refs import Ref
 from ekiden.cli.app import call
+from ekiden.engine.wire import Ref
 from ekiden.methods import METHODS, FedSeq
 from tests.conftest import Tiny
 

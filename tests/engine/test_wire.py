@@ -16,12 +16,11 @@ from torch import Tensor
 
 from ekiden import models
 from ekiden.base.checks import require
-from ekiden.base.refs import Ref
 from ekiden.engine import wire
 from ekiden.engine.folder import Marks
 from ekiden.engine.method import INITIAL, State
 from ekiden.engine.transport import live_refs
-from ekiden.engine.wire import WireError, decode, encode, size
+from ekiden.engine.wire import Ref, WireError, decode, encode, size
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
 from tests.fuzz import examples

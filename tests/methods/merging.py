@@ -5,9 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from ekiden.methods.blocks.one_shot import Trained
-from ekiden.training.layout import Layout
 from ekiden.training.network import Network
-from ekiden.training.weights import Weights
+from ekiden.training.weights import Layout, Weights
 
 Array = np.ndarray
 

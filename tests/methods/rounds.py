@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from ekiden import Training
-from ekiden.base.refs import Ref
 from ekiden.data.tasks import Classification
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, State
-from ekiden.engine.tasks import task_of
+from ekiden.engine.method import INITIAL, Method, State, task_of
 from ekiden.engine.transport import Request, Transfer, Transport, resolve
+from ekiden.engine.wire import Ref
 from ekiden.training.objective import Objective, Penalty, TaskLoss, Work
 from ekiden.training.weights import Weights
 

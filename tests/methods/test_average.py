@@ -12,9 +12,8 @@ from ekiden.engine.worker import Client
 from ekiden.methods import Average
 from ekiden.methods.blocks.one_shot import Trained
 from ekiden.methods.one_shot.blocks.class_wise import class_mean
-from ekiden.training.layout import Layout
 from ekiden.training.network import Network
-from ekiden.training.weights import Weights
+from ekiden.training.weights import Layout, Weights
 from tests.conftest import Tiny
 from tests.methods.toys import Quadratic, weights
 

@@ -17,8 +17,8 @@ from ekiden.cli.app import main
 from ekiden.conformance.subject import files, same
 from ekiden.conformance.watching import watched
 from ekiden.data.tasks import Classification
+from ekiden.engine.drive import outline
 from ekiden.engine.method import Method, Size
-from ekiden.engine.outline import outline
 from ekiden.engine.transport import ClientMissing
 from ekiden.engine.worker import Setup
 from ekiden.methods import (

@@ -13,7 +13,7 @@ from ekiden import FederatedData, Hardware, Training, UserError, models, run
 from ekiden.data import federate
 from ekiden.data.tasks import Classification
 from ekiden.engine.federation import Fed
-from ekiden.engine.modules import as_module
+from ekiden.engine.networks import as_module
 from ekiden.methods import DENSE
 from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel
 from ekiden.methods.one_shot.blocks.synthesis import Distilled, SampleGenerator, batches, softened

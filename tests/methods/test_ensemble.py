@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.engine.method import Method, Size
-from ekiden.engine.modules import read_model
+from ekiden.engine.networks import read_model
 from ekiden.methods import Ensemble
 from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel, Rule, join
 from ekiden.runs.plan import Plan, judge

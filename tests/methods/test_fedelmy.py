@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.base.refs import Ref
 from ekiden.engine.federation import Fed
 from ekiden.engine.transport import Transport
+from ekiden.engine.wire import Ref
 from ekiden.engine.worker import Client
 from ekiden.methods import FedELMY, FedSeq, Local
 from ekiden.methods.chain.fedelmy import diversity

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, UserError, federate, load_model, run
-from ekiden.base.rounding import Rounded, Rounding
-from ekiden.base.sums import measure, size
+from ekiden.base.sums import Rounded, Rounding, measure, size
 from ekiden.data.tasks import Classification
 from ekiden.engine import wire
 from ekiden.engine.method import Size
@@ -24,7 +23,7 @@ from ekiden.methods.exact.blocks.feature_room import features_of
 from ekiden.methods.exact.fedgram.handed import Handoff
 from ekiden.models import build
 from ekiden.models.split import as_split
-from ekiden.models.whole import PatchFeatures, RandomReLU
+from ekiden.models.whole_features import PatchFeatures, RandomReLU
 from ekiden.results.result import Result
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights

@@ -15,7 +15,7 @@ from ekiden import Hardware, UserError, federate, load_model
 from ekiden.base.settings import Training
 from ekiden.cli.app import main
 from ekiden.engine.folder import read_config
-from ekiden.engine.modules import read_model
+from ekiden.engine.networks import read_model
 from ekiden.methods import FedGram, FedSeq, Local
 from ekiden.models.split import as_split
 from ekiden.runs.plan import Plan

@@ -27,7 +27,7 @@ from ekiden.methods.exact.fedkrylov.handed import (
 )
 from ekiden.methods.exact.fedkrylov.solver import PENALTY, Preconditioner, Problem, Span, next_directions
 from ekiden.models.split import as_split
-from ekiden.models.whole import RandomReLU
+from ekiden.models.whole_features import RandomReLU
 from ekiden.results.result import Result
 from ekiden.training.network import Network
 from tests.conftest import Tiny

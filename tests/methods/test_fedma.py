@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, models, run
 from ekiden.data import federate
-from ekiden.engine.method import Size
+from ekiden.engine.method import Size, payload_types
 from ekiden.engine.store import Store
-from ekiden.engine.tasks import payload_types
 from ekiden.methods import PFNM, Average, FedMA
 from ekiden.methods.one_shot.fedma import KeptLayers, class_mean, own_units
 from ekiden.results.result import Result

@@ -14,10 +14,10 @@ from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.data import federate, load
 from ekiden.data.samples import Samples
 from ekiden.engine.method import Method, Size
-from ekiden.engine.modules import read_model
+from ekiden.engine.networks import read_model
 from ekiden.methods import Ensemble, FedOV
 from ekiden.methods.one_shot.fedov.fedov import Mixed, OpenSet, Vote, attack, without
-from ekiden.models.widen import widen
+from ekiden.models.split import widen
 from ekiden.runs.plan import Plan, judge
 from ekiden.training.network import Network
 from ekiden.training.objective import Work

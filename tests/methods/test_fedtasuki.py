@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ekiden import FederatedData, Hardware, Result, Training, UserError, run
-from ekiden.base.refs import Ref
 from ekiden.base.settings import batches
 from ekiden.data import federate
 from ekiden.data.tasks import Classification, Task
 from ekiden.engine import wire
 from ekiden.engine.method import Size
+from ekiden.engine.wire import Ref
 from ekiden.engine.worker import Client, Setup, Worker
 from ekiden.methods import FedSeq, FedTasuki
 from ekiden.methods.chain.blocks.distillation import Distillation, Form, divergence, kl, scrambled

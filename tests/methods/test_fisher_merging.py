@@ -9,8 +9,8 @@ from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.engine.method import Size
 from ekiden.methods import Average, FisherMerging
 from ekiden.methods.one_shot.fisher_merging import DiagonalInformed
-from ekiden.training.layout import Layout
 from ekiden.training.network import Network
+from ekiden.training.weights import Layout
 from tests.conftest import Tiny
 from tests.methods.merging import models, trained
 from tests.methods.toys import weights

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Training, UserError, run
-from ekiden.base.refs import Ref
 from ekiden.data import federate
 from ekiden.engine import wire
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import State
 from ekiden.engine.transport import Transfer
+from ekiden.engine.wire import Ref
 from ekiden.methods import MetaFed
 from ekiden.methods.gossip.metafed import FeatureDistillation, distillation_weight
 from ekiden.models.split import as_split

@@ -11,9 +11,8 @@ from ekiden import FederatedData, Hardware, Training, UserError, models, run
 from ekiden.methods import OTFusion
 from ekiden.methods.blocks.one_shot import Trained
 from ekiden.methods.one_shot.ot_fusion import activations, align, check_chain, costs, transport
-from ekiden.training.layout import Layout
 from ekiden.training.network import Network
-from ekiden.training.weights import Weights, mean
+from ekiden.training.weights import Layout, Weights, mean
 from tests.conftest import Tiny
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))

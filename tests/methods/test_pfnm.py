@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, models, run
 from ekiden.engine.method import Method, Size
-from ekiden.engine.modules import read_model
+from ekiden.engine.networks import read_model
 from ekiden.methods import PFNM, Average
 from ekiden.runs.plan import Plan, judge
 from ekiden.training.elastic import Elastic, Form, assemble, matrices

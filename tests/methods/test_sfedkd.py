@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.base.refs import Ref
 from ekiden.engine.method import Size
+from ekiden.engine.wire import Ref
 from ekiden.methods import FedSeq, SFedKD
 from ekiden.methods.chain.blocks.distillation import kl
 from ekiden.methods.chain.sfedkd import (

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from ekiden.base.errors import UserError
-from ekiden.models.fourier import AMPLITUDE, RandomFourier
-from ekiden.models.whole import EXACT
+from ekiden.models.whole_features import AMPLITUDE, EXACT, RandomFourier
 
 SCALING = ((0.0,), (1.0,))
 

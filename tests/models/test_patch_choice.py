@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from ekiden.models.patch_choice import chosen
+from ekiden.models.patches import chosen
 
 
 def explained(z: np.ndarray, y: np.ndarray) -> float:

@@ -14,8 +14,7 @@ from ekiden import UserError
 from ekiden.data.augment import normalise
 from ekiden.data.sources import NAMED
 from ekiden.models import patches
-from ekiden.models.patch_filters import Dictionary, from_images
-from ekiden.models.patches import Patches, blank, filters_of, width_of
+from ekiden.models.patches import Dictionary, Patches, blank, filters_of, from_images, width_of
 
 
 def images(n: int, *shape: int, seed: int = 0) -> Tensor:

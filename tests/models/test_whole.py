@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ekiden.base.errors import UserError
 from ekiden.data.augment import normalise
-from ekiden.models.whole import FrozenNetwork, PatchFeatures, RandomReLU, Scaling, WholeFeatures
+from ekiden.models.whole_features import FrozenNetwork, PatchFeatures, RandomReLU, Scaling, WholeFeatures
 
 
 def plain_scaling() -> tuple[Scaling, torch.Generator]:

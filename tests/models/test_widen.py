@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ekiden import UserError, models
-from ekiden.models.widen import Widened, widen
+from ekiden.models.split import Widened, widen
 from tests.conftest import Tiny
 
 

@@ -15,10 +15,9 @@ from ekiden.data import Dataset, Samples, Subset, from_tensors
 from ekiden.data.augment import Augment
 from ekiden.training import fit as fitting
 from ekiden.training.feed import Feed
-from ekiden.training.fit import Bench, Diverged, fit
+from ekiden.training.fit import SGD, Bench, Diverged, fit
 from ekiden.training.network import Network
 from ekiden.training.objective import Forward, Objective, Work
-from ekiden.training.optimizer import SGD
 from ekiden.training.weights import Weights
 from tests.conftest import Tiny
 

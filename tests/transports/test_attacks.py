@@ -20,7 +20,6 @@ import torch
 from safetensors.torch import load_file
 
 from ekiden.base.errors import UserError
-from ekiden.base.refs import SERVER, Ref
 from ekiden.base.settings import Hardware
 from ekiden.base.sums import size
 from ekiden.cli.app import call
@@ -28,10 +27,9 @@ from ekiden.data.augment import Augment
 from ekiden.data.kinds import Images
 from ekiden.data.kinds import terms as inputs_text
 from ekiden.engine import wire
-from ekiden.engine.method import INITIAL, Method
-from ekiden.engine.outline import outline
-from ekiden.engine.tasks import payload_types
-from ekiden.engine.wire import Encoded
+from ekiden.engine.drive import outline
+from ekiden.engine.method import INITIAL, Method, payload_types
+from ekiden.engine.wire import SERVER, Encoded, Ref
 from ekiden.methods import METHODS, ClosingLap, DFedAvgM, FedAvg, FedGram, FedKrylov, FedSeq, Local
 from ekiden.methods.blocks.rounds import Reply
 from ekiden.models import build

@@ -30,7 +30,7 @@ from ekiden.methods.exact.fedgram.handed import Handoff
 from ekiden.methods.exact.fedkrylov import fedkrylov
 from ekiden.methods.exact.fedkrylov.handed import OpeningSums
 from ekiden.models import build
-from ekiden.models.whole import PatchFeatures, RandomReLU
+from ekiden.models.whole_features import PatchFeatures, RandomReLU
 from ekiden.training.weights import Weights
 from ekiden.transports.flower import policy
 from ekiden.transports.flower.agreement import Agreement

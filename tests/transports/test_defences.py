@@ -14,7 +14,7 @@ CRAFTED = "tests/transports/test_crafted_features.py"
 LOG = "tests/transports/test_request_log.py"
 DEFENCES = {
     "the result is models only": (
-        "engine/outline.py",
+        "engine/drive.py",
         "return live_refs(self.models)",
         "return live_refs(self.end)",
         "tests/transports/test_attacks.py::test_two_runs_do_not_show_the_sums_of_who_left "

@@ -15,17 +15,16 @@ from torch import Tensor
 
 from ekiden.base.errors import UserError
 from ekiden.base.modular import Masked, digest, wide
-from ekiden.base.refs import SERVER
-from ekiden.base.rounding import Rounding
-from ekiden.base.sums import AnySums, Sums, TargetSums, measure, measure_targets
+from ekiden.base.sums import AnySums, Rounding, Sums, TargetSums, measure, measure_targets
 from ekiden.cli.app import call
 from ekiden.engine import wire
 from ekiden.engine.method import Method
-from ekiden.engine.summing import opened, summands
+from ekiden.engine.transport import opened, summands
+from ekiden.engine.wire import SERVER
 from ekiden.engine.worker import Client, Worker
 from ekiden.methods import Average, ClosingLap, FedGram, FedKrylov, FedSeq, FedTasuki
 from ekiden.methods.exact.fedgram.handed import PatchMoments
-from ekiden.models.patch_filters import PatchSums
+from ekiden.models.patches import PatchSums
 from ekiden.results.result import Result
 from ekiden.runs import summary
 from ekiden.transports.flower import revised, sealing, session

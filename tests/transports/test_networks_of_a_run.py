@@ -22,7 +22,8 @@ from torch.utils._pytree import tree_leaves
 from ekiden.base import outside
 from ekiden.base.errors import UserError
 from ekiden.data.kinds import Table, Tokens, to_json
-from ekiden.engine import identity, wire
+from ekiden.engine import wire
+from ekiden.engine.folder import values_digest
 from ekiden.engine.method import INITIAL
 from ekiden.methods import FedAvg, FedSeq
 from ekiden.methods.blocks.rounds import Reply
@@ -120,7 +121,7 @@ def test_a_run_cannot_name_values_outside_the_silos_folder(form: str, tmp_path: 
     (tmp_path / "pretrained").mkdir()
     _, _, attacker = begun(tmp_path)
     known = replace(attacker.terms, pretrained=str(secret))
-    digest = identity.values_digest(known.builder(METHOD)())
+    digest = values_digest(known.builder(METHOD)())
     said = refused(attacker, pretrained=form.format(outside=secret), values=digest)
     assert "the run needs 'secret.safetensors', which is not in" in said
     assert "pretrained.folder in the silo.toml" in said
@@ -188,7 +189,7 @@ def test_a_run_has_the_silos_own_frozen_values_or_none(tmp_path: Path) -> None:
         here(METHOD, pretrained=str(file), train="head"),
     )
     other = weights(tmp_path / "other" / "net.safetensors", 2)
-    theirs = identity.values_digest(replace(attacker.terms, pretrained=str(other)).builder(METHOD)())
+    theirs = values_digest(replace(attacker.terms, pretrained=str(other)).builder(METHOD)())
     for values in ("", "0" * 32, theirs, attacker.terms.values[:8], attacker.terms.values.upper()):
         assert "client-0 has other values of mlp" in refused(attacker, values=values)
     weights(file, 2)  # the silo's copy changes while the run goes on

@@ -16,8 +16,8 @@ from ekiden import run as run_here
 from ekiden._version import __version__
 from ekiden.base.checks import allows
 from ekiden.base.errors import UserError
-from ekiden.engine import identity, wire
-from ekiden.engine.folder import read_config, read_lines
+from ekiden.engine import wire
+from ekiden.engine.folder import code_version, read_config, read_lines, source_digest
 from ekiden.engine.method import Method
 from ekiden.engine.transport import ClientMissing
 from ekiden.methods import (
@@ -613,7 +613,7 @@ class OfOtherCode(FakeNodes):
 
         def other(data: bytes) -> bytes:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(identity, "code", lambda: f"{__version__}+{'0' * 16}")
+                patch.setattr("ekiden.transports.flower.silo.code_version", lambda: f"{__version__}+{'0' * 16}")
                 return answer(data)
 
         silo.answer = other  # type: ignore[method-assign]
@@ -629,15 +629,15 @@ def test_a_silo_of_another_commit_is_named_before_training(tmp_path: Path) -> No
 
 
 def test_the_version_names_the_source(tmp_path: Path) -> None:
-    assert re.fullmatch(rf"{re.escape(__version__)}\+[0-9a-f]{{16}}", identity.code())
+    assert re.fullmatch(rf"{re.escape(__version__)}\+[0-9a-f]{{16}}", code_version())
     (tmp_path / "a.py").write_text("x = 1\n")
-    found = {identity.source_digest(tmp_path)}
+    found = {source_digest(tmp_path)}
     (tmp_path / "a.py").write_text("x = 2\n")
-    found.add(identity.source_digest(tmp_path))
+    found.add(source_digest(tmp_path))
     (tmp_path / "a.py").rename(tmp_path / "b.py")
-    found.add(identity.source_digest(tmp_path))
+    found.add(source_digest(tmp_path))
     (tmp_path / "notes.txt").write_text("not code")
-    assert len(found) == len({*found, identity.source_digest(tmp_path)}) == 3
+    assert len(found) == len({*found, source_digest(tmp_path)}) == 3
 
 
 def test_a_plan_survives_its_text() -> None:

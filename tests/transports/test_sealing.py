@@ -18,10 +18,9 @@ from torch import Tensor
 
 from ekiden.base.errors import UserError
 from ekiden.base.files import safetensors_chunks, with_digest, write
-from ekiden.base.refs import SERVER
 from ekiden.cli.app import call
 from ekiden.engine.folder import read_lines
-from ekiden.engine.wire import Encoded, WireError
+from ekiden.engine.wire import SERVER, Encoded, WireError
 from ekiden.engine.worker import Outcome, Worker
 from ekiden.methods import DFedAvgM, FedAvg, FedSeq, FedTasuki, MAEcho
 from ekiden.training.weights import Weights

@@ -15,13 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ekiden.base.errors import UserError
-from ekiden.base.refs import Ref
 from ekiden.base.settings import Training
 from ekiden.data.augment import Augment
 from ekiden.data.kinds import Images
 from ekiden.data.kinds import terms as inputs_text
-from ekiden.engine import identity, modules, wire
+from ekiden.engine import networks, wire
+from ekiden.engine.folder import code_version
 from ekiden.engine.method import INITIAL, Method
+from ekiden.engine.wire import Ref
 from ekiden.methods import Ensemble, FedELMY, FedSeq, Local
 from ekiden.training.weights import Weights
 from ekiden.transports.flower import agreement as agreements
@@ -36,7 +37,7 @@ from tests.transports.fakes import silo_file
 
 TERMS = Agreement(
     "0123456789abcdef",
-    identity.code(),
+    code_version(),
     "fedseq",
     asdict(FedSeq(epochs=1)),
     asdict(Training()),
@@ -91,7 +92,7 @@ def model(agreed: Agreement = TERMS) -> Weights:
     from ekiden.data import Dataset, Samples
 
     none = Samples(torch.empty(0, 1, 8, 8), torch.empty(0, dtype=torch.int64))
-    return modules.initial_weights(agreed.setup(Dataset("none", none, none, agreed.classes), Hardware(threads=1)))
+    return networks.initial_weights(agreed.setup(Dataset("none", none, none, agreed.classes), Hardware(threads=1)))
 
 
 def test_a_good_request_is_done(file: SiloFile) -> None:

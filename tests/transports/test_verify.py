@@ -15,14 +15,14 @@ import safetensors.torch
 
 from ekiden.base.errors import UserError
 from ekiden.base.files import metadata_of, safetensors_chunks, with_digest, write
-from ekiden.base.refs import Ref
 from ekiden.base.settings import Hardware
 from ekiden.cli.app import call
 from ekiden.engine import wire
 from ekiden.engine.folder import Marks, read_lines
 from ekiden.engine.method import INITIAL, Method, Model
-from ekiden.engine.modules import as_module
+from ekiden.engine.networks import as_module
 from ekiden.engine.store import read
+from ekiden.engine.wire import Ref
 from ekiden.engine.worker import Setup
 from ekiden.methods import FedAvg, FedSeq, Local
 from ekiden.training.weights import Weights

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.base.refs import Ref
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import Method, State, Traits, on_client
+from ekiden.engine.wire import Ref
 from ekiden.engine.worker import Client
 from ekiden.training.weights import Weights, mean
 

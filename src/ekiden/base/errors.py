@@ -1,4 +1,4 @@
-"""The one kind of error that a user's input causes."""
+"""The one kind of error that a user's input causes, warnings, and numbers in sentences."""
 
 import sys
 import warnings
@@ -51,3 +51,13 @@ def at(where: str) -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """`1 step`, `2 steps`, `1,000 steps`; `plural` is `noun` and an s unless it is given."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def row_text(row: int) -> str:
+    """Return how messages name a row of a file, a frame or an array."""
+    return f"row {row} (counted from 0, without the header)"

@@ -1,4 +1,7 @@
-"""Files: a crash leaves the old or the new file, a changed byte is noticed, and tensors are not copied."""
+"""Files: a crash leaves the old or the new file, a changed byte is noticed, and tensors are not copied.
+
+Locks exclude other processes of one machine. A lock is released when its process ends, even by a kill.
+"""
 
 import contextlib
 import errno
@@ -6,10 +9,13 @@ import hashlib
 import json
 import os
 import stat
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from ekiden.base.errors import UserError
@@ -19,7 +25,6 @@ _BLANK = "0" * 32
 """placeholder for the digest while it is computed"""
 _MARK = b"ekiden\0\2"
 """first bytes of a file with a digest that is not a safetensors file (those begin with the length of their header)"""
-
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -204,3 +209,35 @@ def disk_error(error: OSError, path: Path) -> UserError:
             f"disk full while writing {path}: free some space, then run `ekiden resume` or the same command again"
         )
     return UserError(f"cannot write {path}: {error.strerror or error}: choose another place")
+
+
+def hold_lock(path: Path, *, wait: bool) -> FileLock:
+    """Hold the lock of a file until `release` is called; a missing file is made.
+
+    Args:
+        path: the file, whose contents do not matter.
+        wait: whether to wait while another process holds it.
+
+    Raises:
+        Timeout: another process holds it, and `wait` is false. It is an OSError.
+        OSError: the file cannot be opened.
+    """
+    lock = FileLock(path, thread_local=False)
+    lock.acquire(blocking=wait, poll_interval=0.02)
+    return lock
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold the lock of a file for a while; see `hold`."""
+    lock = hold_lock(path, wait=wait)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def lock_file(path: Path) -> Path:
+    """Return this user's lock file for `path`, in the folder for temporary files."""
+    digest = hashlib.blake2b(f"{Path.home()}\n{path.resolve()}".encode(), digest_size=12).hexdigest()
+    return Path(tempfile.gettempdir()) / f"ekiden-{digest}.lock"

@@ -1,4 +1,4 @@
-"""Code from outside the package: the user's own files, as `mine.py:MyMethod`, and entry points of other packages.
+"""Code from outside the package: the user's own files, as `mine.py:MyMethod`, other packages, and their entry points.
 
 A file is code, so it runs only if the user names it: on a command line, in Python, in an experiment file. A run folder,
 which may come from anybody, names files too. Those run only if the user has run the same content before.
@@ -15,6 +15,7 @@ from functools import cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Literal
@@ -190,3 +191,18 @@ class _Files(MetaPathFinder):
 
 
 sys.meta_path.append(_Files())
+
+
+def require_extra(extra: str, what: str, *modules: str) -> None:
+    """Refuse early if packages are not installed that something needs. This imports nothing.
+
+    Args:
+        extra: the extra of Ekiden that installs them.
+        what: what needs them; the subject of the message.
+        modules: their names in Python.
+    """
+    for module in modules:
+        if module in sys.modules and sys.modules[module] is not None:
+            continue
+        if find_spec(module) is None:
+            raise UserError(f'{what} needs the package {module}: pip install "ekiden[{extra}]"')

@@ -18,8 +18,8 @@ from ekiden.data.kinds import Inputs
 from ekiden.data.tasks import Metric, recorded
 from ekiden.data.tasks.base import measured
 from ekiden.engine.folder import read_config
-from ekiden.engine.modules import read_model
-from ekiden.engine.parties import check_same_data
+from ekiden.engine.networks import read_model
+from ekiden.engine.setup import check_same_data
 from ekiden.results.model import inputs_of, task_in
 from ekiden.runs import summary
 from ekiden.runs.plan import judge, stored

@@ -8,7 +8,7 @@ import tyro
 from tyro.conf import Positional
 
 from ekiden.base.checks import Checked, CountOrZero
-from ekiden.base.extras import require_extra
+from ekiden.base.outside import require_extra
 from ekiden.cli.console import console
 
 

@@ -13,8 +13,7 @@ from tyro.conf import Positional
 from ekiden import data as datasets
 from ekiden.base import outside
 from ekiden.base.checks import Checked, Count, CountOrZero
-from ekiden.base.errors import UserError
-from ekiden.base.wording import counted
+from ekiden.base.errors import UserError, counted
 from ekiden.cli.console import console, no_run
 from ekiden.cli.flags import parse, parse_some
 from ekiden.cli.helping import Boxes

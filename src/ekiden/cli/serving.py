@@ -10,9 +10,8 @@ from torch import nn
 from tyro.conf import Positional
 
 from ekiden.base import outside
-from ekiden.base.errors import UserError, unknown
+from ekiden.base.errors import UserError, counted, unknown
 from ekiden.base.files import write
-from ekiden.base.wording import counted
 from ekiden.cli.console import console
 from ekiden.cli.sweeps import export_metrics
 from ekiden.engine.folder import read_config

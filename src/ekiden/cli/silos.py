@@ -12,10 +12,10 @@ from tyro.conf import Positional
 
 from ekiden.base.errors import UserError
 from ekiden.base.files import write
-from ekiden.base.refs import EVERYONE
 from ekiden.cli.console import console, first_line, say
 from ekiden.cli.flags import parse
 from ekiden.engine.method import Method
+from ekiden.engine.wire import EVERYONE
 from ekiden.methods import between_machines
 from ekiden.results import tracking
 from ekiden.runs import launch, summary

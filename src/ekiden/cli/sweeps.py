@@ -11,11 +11,10 @@ from rich.text import Text
 from tyro.conf import Positional
 
 from ekiden.base.checks import Checked, Count
-from ekiden.base.errors import UserError
+from ekiden.base.errors import UserError, counted
 from ekiden.base.files import write
-from ekiden.base.wording import counted
 from ekiden.cli.console import console, no_run
-from ekiden.engine import machine
+from ekiden.engine.setup import core_count
 from ekiden.results import tracking
 from ekiden.runs import export, launch
 from ekiden.runs.launch import Board, RunEnd
@@ -102,7 +101,7 @@ def run_sweep(options: SweepOptions) -> None:
 
     keep(content)
     if jobs:
-        _do(runs, jobs, options.cores or machine.cores(), ended)
+        _do(runs, jobs, options.cores or core_count(), ended)
     wrong = len(failed) + _show(swept, cells, elsewhere, failed)
     if unkept:
         keep()

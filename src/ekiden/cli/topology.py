@@ -8,7 +8,7 @@ from torch import Generator, Tensor
 from tyro.conf import Positional
 
 from ekiden.base.checks import Checked, Range
-from ekiden.base.wording import counted
+from ekiden.base.errors import counted
 from ekiden.cli.console import console
 from ekiden.methods.gossip.blocks import topology
 

@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from ekiden.base.errors import UserError
 from ekiden.conformance.subject import Broken, Subject
-from ekiden.engine.method import Method
-from ekiden.engine.tasks import payload_types, tasks
+from ekiden.engine.method import Method, payload_types, task_names
 
 _WRONG: dict[Any, tuple[object, ...]] = {
     int: ("3", 3.5, True, None, nan),
@@ -89,7 +88,7 @@ def refuses_wrong_values(subject: Subject) -> None:
 
 def tasks_are_annotated(subject: Subject) -> None:
     """Tasks of clients are marked `@on_client`. Their arguments, after the client, and their results are annotated."""
-    found = tasks(subject.kind)
+    found = task_names(subject.kind)
     if not found:
         raise Broken("no function is marked @on_client")
     for name in _called(subject.kind):

@@ -9,9 +9,9 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from ekiden.base.refs import Ref
 from ekiden.engine import wire
 from ekiden.engine.transport import Request
+from ekiden.engine.wire import Ref
 from ekiden.engine.worker import Job, Outcome, Worker
 from ekiden.training import fit as fitting
 from ekiden.training.fit import Bench

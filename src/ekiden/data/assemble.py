@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from ekiden.base.checks import checked
-from ekiden.base.errors import UserError
-from ekiden.base.wording import counted
+from ekiden.base.errors import UserError, counted
 from ekiden.data import doubts, holdout
 from ekiden.data.augment import Augment
 from ekiden.data.columns import Reading

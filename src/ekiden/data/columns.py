@@ -12,10 +12,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ekiden.base import outside
-from ekiden.base.checks import Checked, Count, CountOrZero, Range
-from ekiden.base.codec import made
-from ekiden.base.errors import UserError, unknown
-from ekiden.base.wording import row_text
+from ekiden.base.checks import Checked, Count, CountOrZero, Range, made
+from ekiden.base.errors import UserError, row_text, unknown
 from ekiden.data.augment import Augment
 from ekiden.data.cells import Cells, Writing
 from ekiden.data.kinds import Arrays, Images, Inputs, Table, Tokens, named

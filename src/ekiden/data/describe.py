@@ -17,9 +17,9 @@ from PIL import Image
 from rich.table import Table
 from torch import Tensor
 
-from ekiden.base.extras import require_extra
+from ekiden.base.errors import counted
 from ekiden.base.files import disk_error
-from ekiden.base.wording import counted
+from ekiden.base.outside import require_extra
 from ekiden.data.columns import Reading
 from ekiden.data.holdings import hold
 from ekiden.data.samples import FederatedData

@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.base.errors import DataWarning
-from ekiden.base.wording import counted
+from ekiden.base.errors import DataWarning, counted
 from ekiden.data.cells import DATE
 from ekiden.data.kinds import Inputs, Table
 from ekiden.data.samples import Dataset, Samples

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from ekiden.base.errors import UserError
-from ekiden.base.wording import counted, row_text
+from ekiden.base.errors import UserError, counted, row_text
 from ekiden.data import columns, frames, medical, raster
 from ekiden.data.cells import TIMES, Cells, Writing
 from ekiden.data.columns import Reading

@@ -17,8 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.base.errors import UserError
-from ekiden.base.wording import counted
+from ekiden.base.errors import UserError, counted
 from ekiden.data.samples import Samples
 
 FRACTION = 0.2  # of each stratum

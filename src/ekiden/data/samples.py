@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ekiden.base.errors import UserError, unknown
+from ekiden.base.errors import UserError, counted, unknown
 from ekiden.base.settings import Training
-from ekiden.base.wording import counted
 from ekiden.data.augment import Augment
 from ekiden.data.kinds import Inputs, Table, of_tensor
 from ekiden.data.mapped import Place, place

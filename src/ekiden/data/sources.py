@@ -14,7 +14,7 @@ from torch import Tensor
 from ekiden.base import outside
 from ekiden.base.checks import checked
 from ekiden.base.errors import UserError, unknown
-from ekiden.base.extras import require_extra
+from ekiden.base.outside import require_extra
 from ekiden.data import cache, frames
 from ekiden.data.assemble import assemble, augmented, from_tensors
 from ekiden.data.augment import Augment

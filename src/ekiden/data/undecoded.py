@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.base.checks import Checked
-from ekiden.base.errors import UserError
-from ekiden.base.wording import row_text
+from ekiden.base.errors import UserError, row_text
 
 _ACCENTS = 0x300  # first character that is written onto the one before
 

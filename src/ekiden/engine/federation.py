@@ -11,19 +11,17 @@ from torch import Tensor, nn
 
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.modular import Masked
-from ekiden.base.refs import EVERYONE, SERVER, Ref
 from ekiden.base.seeds import derive
 from ekiden.base.settings import Hardware, Training
 from ekiden.data.augment import normalise
 from ekiden.data.samples import Dataset
 from ekiden.data.tasks import Task
 from ekiden.engine import wire
-from ekiden.engine.summing import opened
-from ekiden.engine.transport import ClientMissing, Request, Transfer, Transport, refs, resolve
-from ekiden.training.layout import Layout
+from ekiden.engine.transport import ClientMissing, Request, Transfer, Transport, opened, refs, resolve
+from ekiden.engine.wire import EVERYONE, SERVER, Ref
 from ekiden.training.network import Network
 from ekiden.training.objective import Work
-from ekiden.training.weights import Weights
+from ekiden.training.weights import Layout, Weights
 
 K = TypeVar("K")
 T = TypeVar("T")

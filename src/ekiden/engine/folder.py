@@ -9,6 +9,8 @@ times.jsonl         seconds of each step
 state.safetensors   the state after the last step, written atomically
 clients/            what each client keeps
 model.safetensors   the result
+
+Digests of a run's data and initial model, so that nobody resumes or measures it with something else, stand at the end.
 """
 
 import contextlib
@@ -16,27 +18,40 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import cache
+from math import isfinite, prod
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import torch
+from filelock import Timeout
+from torch import Tensor, nn
 
 from ekiden._version import __version__
-from ekiden.base import locks
-from ekiden.base.codec import made, reading
+from ekiden.base.checks import made, reading
 from ekiden.base.errors import UserError
-from ekiden.base.files import disk_error, metadata_of, read_regular, safetensors_chunks, with_digest, write
+from ekiden.base.files import disk_error, hold_lock, metadata_of, read_regular, safetensors_chunks, with_digest, write
+from ekiden.base.seeds import seeded
 from ekiden.base.settings import Hardware, Training
-from ekiden.engine import identity, wire
+from ekiden.data.samples import ClientData, Subset
+from ekiden.engine import wire
 from ekiden.engine.method import State
 from ekiden.engine.store import read
 from ekiden.engine.transport import Transfer
+from ekiden.engine.worker import Setup
+from ekiden.training import frozen
+from ekiden.training.network import Network
 
+_CHUNK = 1 << 26  # bytes hashed at a time
+_SHOWN = 8  # outputs of the initial model that are kept
+_LISTED = 3  # clients that a message names
+_LIKE = 1e-2  # relative: more than machines and devices differ by rounding, less than other networks differ
 S = TypeVar("S", bound=State)
 FORMAT = 2
 # also in the headers of model files
@@ -111,9 +126,9 @@ class RunFolder:
         self._config = config_digest(json.loads(_json(config)) if fresh else read_config(path))
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = locks.hold(path / "lock", wait=False)
+            self._lock = hold_lock(path / "lock", wait=False)
         except OSError as error:
-            if not isinstance(error, locks.Timeout):
+            if not isinstance(error, Timeout):
                 raise disk_error(error, path) from None
             raise InUse(f"{path} is in use by another process: wait for it, or choose another folder") from None
         if fresh:
@@ -325,7 +340,7 @@ def _check(path: Path, config: Mapping[str, Any]) -> None:
     wanted = json.loads(_json(config))
     keys = (wanted.keys() | found.keys()) - _BESIDE - {"digests"}
     different = sorted(k for k in keys if found.get(k) != wanted.get(k))
-    different += identity.unlike(found.get("digests", {}), wanted.get("digests", {}))
+    different += model_differences(found.get("digests", {}), wanted.get("digests", {}))
     if different:
         more = "; seed torch before you make the model" if "the initial model" in different else ""
         if found.get("ekiden") != __version__:
@@ -355,3 +370,121 @@ def _environment() -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def data_digests(clients: Sequence[ClientData]) -> dict[str, str]:
+    """Return a digest of what each client holds: inputs and labels, in order, of its training, validation, test data.
+
+    It depends on the contents alone, not on the files that they came from or the machine.
+    """
+    return {client.name: _client_digest(client) for client in clients}
+
+
+@cache
+def code_version() -> str:
+    """Return the version of this package with a digest of its source: two checkouts of one version differ."""
+    return f"{__version__}+{source_digest(Path(__file__).parents[1])}"
+
+
+def source_digest(root: Path) -> str:
+    """Return a digest of the names and contents of all Python files below a folder."""
+    found = hashlib.blake2b(digest_size=8)
+    for file in sorted(root.rglob("*.py")):
+        content = file.read_bytes()
+        found.update(f"{file.relative_to(root).as_posix()}\0{len(content)}\0".encode())
+        found.update(content)
+    return found.hexdigest()
+
+
+def model_digest(setup: Setup) -> dict[str, Any]:
+    """Return what identifies the initial model: a digest of its values and its structure, and some outputs.
+
+    The outputs tell apart networks that have the same layers but use them differently.
+    """
+    module = setup.build()
+    structure = re.sub(r"0x[0-9a-f]+", "", repr(module))  # addresses differ between processes
+    network = Network(module, setup.hardware.device)
+    digest = hashlib.blake2b(structure.encode(), digest_size=16)
+    for name, tensor in network.module.state_dict().items():
+        _add(digest, tensor, name)
+    found = {"digest": digest.hexdigest(), "answers": _answers(network, setup.dataset.shape)}
+    return found | ({"frozen": constants} if (constants := frozen.digest(network.module)) else {})
+
+
+def values_digest(module: nn.Module) -> str:
+    """Return a digest of all values of an initial network, including frozen ones."""
+    digest = hashlib.blake2b(frozen.digest(module).encode(), digest_size=16)
+    for name, tensor in module.state_dict().items():
+        _add(digest, tensor, name)
+    return digest.hexdigest()
+
+
+def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return a digest of named tensors, whatever their order."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        _add(digest, tensors[name], name)
+    return digest.hexdigest()
+
+
+def model_differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """Say which digests in a run folder differ from those wanted; those that one side lacks are not compared.
+
+    A run between machines has none of the data.
+    """
+    different = []
+    if "data" in found and "data" in wanted:
+        there, here = found["data"], wanted["data"]
+        names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+        if names:
+            more = f" and {len(names) - _LISTED} other clients" if len(names) > _LISTED else ""
+            different.append(f"the data of {', '.join(names[:_LISTED])}{more}")
+    if "model" in found and "model" in wanted:
+        if found["model"].get("frozen") != wanted["model"].get("frozen"):
+            different.append("the frozen part of the network")
+        elif not _alike(found["model"], wanted["model"]):
+            different.append("the initial model")
+    return different
+
+
+def _client_digest(client: ClientData) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name, part in (("train", client.train), ("val", client.val), ("test", client.test)):
+        _add_samples(digest, part, name)
+    return digest.hexdigest()
+
+
+def _add_samples(digest: "hashlib.blake2b", part: Subset, name: str) -> None:
+    x = part.samples.x
+    digest.update(f"{name} {len(part)} {tuple(x.shape[1:])} {x.dtype};".encode())
+    for rows in torch.split(part.rows, max(1, _CHUNK // max(1, x[:1].nbytes))):
+        digest.update(_bytes(x[rows]))
+    _add(digest, part.y, "labels")
+
+
+def _add(digest: "hashlib.blake2b", tensor: Tensor, name: str) -> None:
+    digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
+    digest.update(_bytes(tensor))
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def _answers(network: Network, shape: tuple[int, ...]) -> list[float]:
+    """Return outputs for two fixed inputs; none if they are not finite or the network does not take such inputs."""
+    x = torch.arange(2 * prod(shape), dtype=torch.float32).sin().reshape(2, *shape).to(network.params.device)
+    with seeded(0), torch.inference_mode():
+        try:
+            out = network.module.eval()(x)
+        except Exception:  # the user's own network may take certain values only
+            return []
+    values = [float(v) for v in out.float().flatten()[:_SHOWN].cpu()]
+    return values if all(map(isfinite, values)) else []
+
+
+def _alike(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    before, now = found["answers"], wanted["answers"]
+    near = _LIKE * max((abs(v) for v in before), default=0.0)
+    same = len(before) == len(now) and all(abs(a - b) <= near for a, b in zip(before, now, strict=True))
+    return found["digest"] == wanted["digest"] and (same or not before or not now)

@@ -1,19 +1,94 @@
-"""What a run folder says about the network, and whether the network fits the data."""
+"""What a run is made of, checked before it begins: the machine, who takes part with which data, and the network."""
 
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from ekiden.base.checks import require
 from ekiden.base.errors import UserError
+from ekiden.base.settings import Hardware
 from ekiden.data import kinds
-from ekiden.data.samples import FederatedData, Subset
+from ekiden.data.samples import ClientData, FederatedData, Subset
 from ekiden.data.tasks import recorded
 from ekiden.engine import networks
-from ekiden.engine.method import Size
+from ekiden.engine.folder import data_digests, model_differences
+from ekiden.engine.method import Method, Size
 from ekiden.engine.networks import network_name
+from ekiden.engine.wire import EVERYONE, SERVER
 from ekiden.engine.worker import Setup, Worker
 from ekiden.training import frozen
+
+
+def resolved_hardware(hardware: Hardware, workers: int, build: Callable[[], nn.Module]) -> Hardware:
+    """Replace defaults that depend on the machine and the network, so that the run folder says what was used."""
+    require(workers > 0, "workers", workers, "1 or more")
+    if reason := why_unusable(hardware.device):
+        raise UserError(f"device {hardware.device!r} cannot be used here ({reason}): try --device cpu")
+    if hardware.threads:
+        return hardware
+    small = sum(p.numel() for p in build().parameters()) < 1_000_000
+    return replace(hardware, threads=1 if small else max(1, core_count() // workers))
+
+
+def why_unusable(device: str) -> str:
+    """Return why `device` cannot be used on this machine; empty if it can."""
+    try:
+        torch.empty(0, device=torch.device(device))
+    except (RuntimeError, AssertionError) as error:
+        return str(error).split("\n")[0]
+    return ""
+
+
+def core_count() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check_same_data(config: Mapping[str, Any], method: Method, data: FederatedData, folder: Path) -> None:
+    """Refuse to measure a run on other data than its own, if its folder has digests of the data."""
+    before = {k: v for k, v in config.get("digests", {}).items() if k == "data"}
+    if before and (different := model_differences(before, {"data": data_digests(holders(method, data))})):
+        raise UserError(
+            f"{', '.join(different)} differ from what {folder} was made with: put these data back, or name the data to "
+            "measure on, `ekiden evaluate RUN --data DATA`"
+        )
+
+
+def holders(method: Method, data: FederatedData) -> tuple[ClientData, ...]:
+    """Return the clients that take part: all of them, or the one place that all data are brought to."""
+    return _pool(data) if method.traits.pools_data else data.clients
+
+
+def check_clients(clients: Sequence[ClientData], method: Method) -> None:
+    """Refuse a federation in which somebody has nothing to train on, or no validation data that the method needs."""
+    if not clients:
+        raise UserError("there is no client: give at least one data set")
+    names = [c.name for c in clients]
+    for client in clients:
+        if client.name in ("", ".", "..", SERVER, EVERYONE) or set(client.name) & set("/\\,\0\n"):
+            raise UserError(f"a client cannot be called {client.name!r}: give it another name, of letters and digits")
+        if names.count(client.name) > 1:
+            raise UserError(f"two clients are called {client.name!r}: give each its own name")
+        if not len(client.train):
+            raise UserError(f"client {client.name} has no training sample: leave it out or use fewer clients")
+        if method.traits.needs_validation and not len(client.val):
+            raise UserError(
+                f"{method.title()} needs validation data at every client, {client.name} has none: raise --val-fraction"
+            )
+
+
+def _pool(data: FederatedData) -> tuple[ClientData, ...]:
+    """One client that holds everything."""
+
+    def union(part: Callable[[ClientData], Subset]) -> Subset:
+        return Subset(part(data.clients[0]).samples, torch.cat([part(c).rows for c in data.clients]))
+
+    return (ClientData("all", union(lambda c: c.train), union(lambda c: c.val), union(lambda c: c.test)),)
 
 
 def describe_model(setup: Setup) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The wire format: typed payloads as safetensors plus a small typed header.
+"""References to values, and the wire format: typed payloads as safetensors plus a small typed header.
 
 Nothing that comes from a file or another machine is ever unpickled.
 
@@ -13,7 +13,8 @@ import json
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import safetensors.torch
 import torch
@@ -23,12 +24,27 @@ from torch import Tensor
 from ekiden.base.errors import UserError
 from ekiden.base.files import DTYPES, safetensors_chunks
 from ekiden.base.modular import Masked
-from ekiden.base.refs import Ref
 
+T_co = TypeVar("T_co", covariant=True)
+SERVER = "server"
+EVERYONE = "*"
 R = TypeVar("R", bound=type)
 FORMAT = "ekiden-1"
 _DEPTH = 32
 _ALIGNMENT = 64  # bytes, as PyTorch has it
+
+
+@dataclass(frozen=True)
+class Ref(Generic[T_co]):
+    """A reference to a value that stays at its owner and moves only when another party uses it.
+
+    Attributes:
+        owner: name of the client that holds it, or `EVERYONE` for values that all can derive from the seed.
+        key: its name there.
+    """
+
+    owner: str
+    key: str
 
 
 class WireError(UserError):

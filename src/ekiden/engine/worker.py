@@ -15,17 +15,15 @@ from ekiden.base.settings import Hardware, Training
 from ekiden.data.samples import ClientData, Dataset, Subset
 from ekiden.data.tasks import Scores, Task
 from ekiden.engine import wire
-from ekiden.engine.method import Method, Size
+from ekiden.engine.method import Method, Size, task_of
 from ekiden.engine.store import TRAINED
-from ekiden.engine.tasks import task_of
 from ekiden.training import fit as fitting
 from ekiden.training import frozen
 from ekiden.training.feed import Feed
 from ekiden.training.fit import Bench, Journal
-from ekiden.training.layout import Layout
 from ekiden.training.network import Network, fresh
 from ekiden.training.objective import Loss, Objective, Penalty, TaskLoss, Work
-from ekiden.training.weights import Part, Weights
+from ekiden.training.weights import Layout, Part, Weights
 
 A = TypeVar("A", bound=wire.Addable)
 REMEMBERED = 8 * 10**9

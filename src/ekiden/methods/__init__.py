@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from ekiden.base.codec import made, plain, reading
+from ekiden.base.checks import made, plain, reading
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.outside import installed, is_file, load, reference
 from ekiden.data.samples import Dataset

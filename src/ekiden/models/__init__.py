@@ -10,14 +10,23 @@ from ekiden.base.errors import UserError, unknown
 from ekiden.data.kinds import Inputs, Table, Tokens
 from ekiden.data.kinds.arrays import SHORTEST
 from ekiden.data.tasks import Segmentation, Task
-from ekiden.models import pixels, pretrained
-from ekiden.models.deep import resnet18, resnet18_gn, vgg11
+from ekiden.models import images, pretrained
+from ekiden.models.images import (
+    cnn,
+    cnn_ma_echo,
+    cnn_signal,
+    cnn_tiny,
+    cnn_ua_pdfl,
+    lenet,
+    mlp,
+    mlp_ma_echo,
+    resnet18,
+    resnet18_gn,
+    vgg11,
+)
 from ekiden.models.pretrained import LITE0, is_pretrained, load_weights, located, located_file
-from ekiden.models.signal import cnn_signal
-from ekiden.models.small import cnn, cnn_ma_echo, cnn_tiny, cnn_ua_pdfl, lenet, mlp, mlp_ma_echo
 from ekiden.models.split import Split, SplitNetwork
-from ekiden.models.tabular import table_mlp, table_transformer
-from ekiden.models.text import text_mean, text_transformer
+from ekiden.models.tables_and_texts import table_mlp, table_transformer, text_mean, text_transformer
 
 __all__ = [
     "Split",
@@ -62,7 +71,7 @@ _NETWORKS: dict[str, tuple[_Builder, int]] = {
 }
 
 # Networks that give classes to pixels: builder and smallest side of an image.
-_OF_PIXELS: dict[str, tuple[_Builder, int]] = {"unet": (pixels.unet, pixels.SMALLEST)}
+_OF_PIXELS: dict[str, tuple[_Builder, int]] = {"unet": (images.unet, images.SMALLEST)}
 
 # The papers' networks for these data sets, except ResNet-18.
 _DEFAULTS = {

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.patches import FancyArrowPatch
 
-from ekiden.base.refs import SERVER
 from ekiden.engine.folder import read_ledger
+from ekiden.engine.wire import SERVER
 from ekiden.report.maps import heat, hops
 from ekiden.report.runs import Group
 from ekiden.report.style import INK, PAPER, SERIES, Drawing, Missing, Value, blank

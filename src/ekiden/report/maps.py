@@ -7,9 +7,9 @@ import numpy as np
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from ekiden.base.refs import SERVER
 from ekiden.data.tasks import Metric
 from ekiden.engine.folder import read_ledger
+from ekiden.engine.wire import SERVER
 from ekiden.report.runs import Group
 from ekiden.report.style import HEAT, MUTED, WHITE, Drawing, Missing, Value, blank
 from ekiden.runs.summary import Summary

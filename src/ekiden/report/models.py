@@ -12,8 +12,8 @@ from torch import Tensor
 from ekiden.base.errors import UserError
 from ekiden.data import Dataset, FederatedData, Reading
 from ekiden.engine.evaluation import TestSet
-from ekiden.engine.modules import read_model
-from ekiden.engine.parties import check_same_data
+from ekiden.engine.networks import read_model
+from ekiden.engine.setup import check_same_data
 from ekiden.engine.store import read_trained
 from ekiden.runs.plan import TaskName, judge, loaded, stored
 from ekiden.runs.summary import Summary

@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ekiden.base.errors import UserError, unknown
-from ekiden.base.extras import require_extra
-from ekiden.base.wording import counted
+from ekiden.base.errors import UserError, counted, unknown
+from ekiden.base.outside import require_extra
 from ekiden.data.kinds import Images
 from ekiden.data.samples import Dataset, FederatedData, Samples
-from ekiden.engine import machine
 from ekiden.engine.drive import Row
 from ekiden.engine.evaluation import Built, TestSet
 from ekiden.engine.folder import settings_in
 from ekiden.engine.method import State
-from ekiden.engine.modules import as_module
-from ekiden.engine.setup import check_model
+from ekiden.engine.networks import as_module
+from ekiden.engine.setup import check_model, resolved_hardware, why_unusable
 from ekiden.engine.transport import Transfer
 from ekiden.engine.worker import Setup, Worker
 from ekiden.results.model import LoadedModel, inputs_of, task_in, wrapped
@@ -282,9 +280,9 @@ def _setup(build: Built, config: Mapping[str, Any], dataset: Dataset) -> Setup:
     given = config["input"]
     fed = replace(dataset, mean=tuple(given["mean"]), std=tuple(given["std"]), task=task_in(config))
     training, hardware = settings_in(config)
-    if machine.missing(hardware.device):
+    if why_unusable(hardware.device):
         hardware = replace(hardware, device="cpu")
-    hardware = machine.resolve(hardware, 1, build.own)  # silos do not tell what they have
+    hardware = resolved_hardware(hardware, 1, build.own)  # silos do not tell what they have
     return Setup(build.method, build.own, fed, training, hardware, config["seed"])
 
 

@@ -18,12 +18,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from ekiden.base.errors import DivergenceWarning, UserError, warnings_as_lines
-from ekiden.base.wording import counted
-from ekiden.engine import machine
+from ekiden.base.errors import DivergenceWarning, UserError, counted, warnings_as_lines
 from ekiden.engine.drive import Row
 from ekiden.engine.folder import InUse
 from ekiden.engine.method import Method
+from ekiden.engine.setup import core_count
 from ekiden.results.progress import bars, measured
 from ekiden.runs.plan import Plan
 from ekiden.runs.summary import duration
@@ -140,7 +139,7 @@ def execute(jobs: Sequence[LaunchedRun], report: Report, cores: int | None = Non
         cores: how many cores may be busy; all by default.
         apart: run even a single run in its own process, so that nothing in it can end this process.
     """
-    cores = cores or machine.cores()
+    cores = cores or core_count()
     if not apart and (len(jobs) == 1 or cores == 1):
         outcomes = []
         for i, job in enumerate(jobs):

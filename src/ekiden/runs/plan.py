@@ -7,17 +7,16 @@ from typing import Any, Generic, Literal, TypeVar
 
 from ekiden import api, models
 from ekiden.base import outside
-from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero
-from ekiden.base.codec import plain
+from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero, plain
 from ekiden.base.errors import UserError, at
 from ekiden.base.settings import Hardware, Training
 from ekiden.data import NAMED, Dataset, FederatedData, Reading, join, load, parse, silos, split
-from ekiden.engine import machine, networks
+from ekiden.engine import networks
 from ekiden.engine.drive import Row
 from ekiden.engine.evaluation import EvaluateOn, TestSet
 from ekiden.engine.folder import read_config
 from ekiden.engine.method import Method
-from ekiden.engine.setup import check_labels, check_model
+from ekiden.engine.setup import check_labels, check_model, resolved_hardware, why_unusable
 from ekiden.engine.worker import Setup, Watch, Worker
 from ekiden.methods import ClosingLap, name_of, plan_of
 from ekiden.models import training_part
@@ -217,8 +216,8 @@ def plan_in(config: Mapping[str, Any], where: Path) -> Plan[Method]:
 def judge(plan: Plan[Method], own: FederatedData, data: FederatedData) -> TestSet:
     """Return what measures models that `plan` trained on `own` on the test samples of `data`, on the CPU."""
     build = networks.builder(plan.model, own, plan.seed, plan.whole, plan.train, plan.pretrained)
-    device = "cpu" if machine.missing(plan.hardware.device) else plan.hardware.device
-    hardware = machine.resolve(replace(plan.hardware, device=device), 1, build)
+    device = "cpu" if why_unusable(plan.hardware.device) else plan.hardware.device
+    hardware = resolved_hardware(replace(plan.hardware, device=device), 1, build)
     # Samples are prepared as in training, because the network knows no other scale of the pixels.
     dataset = replace(data.dataset, mean=own.dataset.mean, std=own.dataset.std, task=own.dataset.task)
     worker = Worker(Setup(plan.whole, build, dataset, plan.training, hardware, plan.seed), {})

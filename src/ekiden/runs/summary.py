@@ -11,18 +11,16 @@ from typing import Any
 from rich.table import Table
 
 from ekiden.base import outside
-from ekiden.base.codec import plain
-from ekiden.base.errors import UserError, at
+from ekiden.base.checks import plain
+from ekiden.base.errors import UserError, at, counted
 from ekiden.base.files import read_regular
-from ekiden.base.refs import SERVER
 from ekiden.base.settings import Hardware, Training
-from ekiden.base.wording import counted
 from ekiden.data.tasks import Metric, Scores, Task, task_of
 from ekiden.engine import evaluation
 from ekiden.engine.drive import told
 from ekiden.engine.folder import read_config, read_ledger, read_lines, settings_in
-from ekiden.engine.method import Method
-from ekiden.engine.tasks import asks_for_sums
+from ekiden.engine.method import Method, asks_for_sums
+from ekiden.engine.wire import SERVER
 from ekiden.methods import known, method_of
 
 _STEPS_TOLD = 20

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ekiden.base import outside
-from ekiden.base.wording import counted
+from ekiden.base.errors import counted
 from ekiden.data.kinds import Table
 from ekiden.data.tasks import Classification, MultiLabel, Regression
 from ekiden.results.model import LoadedModel, inputs_of, not_finished, task_in

@@ -14,8 +14,7 @@ from ekiden.data.kinds import from_json
 from ekiden.engine.evaluation import Built
 from ekiden.engine.folder import config_digest, read_config, read_ledger, read_lines, read_state
 from ekiden.engine.method import Method
-from ekiden.engine.modules import as_module, read_model
-from ekiden.engine.networks import GivenNetwork, Made, NamedNetwork, Prepared, of_method
+from ekiden.engine.networks import GivenNetwork, Made, NamedNetwork, Prepared, as_module, of_method, read_model
 from ekiden.engine.transport import Transfer
 from ekiden.methods import method_of
 from ekiden.results.model import LoadedModel, ModelSource, task_in, wrapped

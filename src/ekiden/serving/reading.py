@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.base.errors import UserError
-from ekiden.base.wording import row_text
+from ekiden.base.errors import UserError, row_text
 from ekiden.data import frames, holdings
 from ekiden.data.columns import images_in
 from ekiden.data.kinds import Arrays, Images, Inputs, Table, Tokens, arrays

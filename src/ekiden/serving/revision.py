@@ -13,8 +13,7 @@ from typing import Any
 from ekiden import api
 from ekiden.base.errors import UserError, unknown
 from ekiden.data.samples import FederatedData
-from ekiden.engine import identity
-from ekiden.engine.folder import read_config, settings_in
+from ekiden.engine.folder import data_digests, model_differences, model_digest, read_config, settings_in
 from ekiden.engine.method import Method
 from ekiden.engine.networks import builder
 from ekiden.engine.setup import describe_model
@@ -175,9 +174,9 @@ def _again(
 
 def _check_data(run: _Before, data: FederatedData) -> None:
     """Refuse data that differ from the run's."""
-    found = identity.data_digests([c for c in data.clients if c.name in run.clients])
+    found = data_digests([c for c in data.clients if c.name in run.clients])
     wanted = run.config.get("digests", {}).get("data")
-    if different := identity.unlike({"data": wanted}, {"data": found}):
+    if different := model_differences({"data": wanted}, {"data": found}):
         raise UserError(f"{', '.join(different)} differ from what {run.folder} was made with: put these data back")
 
 
@@ -191,8 +190,8 @@ def _check_network(run: _Before, data: FederatedData, method: Method, network: M
     build = builder(model, data, config["seed"], method, train, pretrained)
     setup = Setup(method, build, data.dataset, settings_in(config)[0], seed=config["seed"])
     found = describe_model(setup)
-    before, now = {"model": config["digests"]["model"]}, {"model": identity.model_digest(setup)}
-    different = identity.unlike(before, now)
+    before, now = {"model": config["digests"]["model"]}, {"model": model_digest(setup)}
+    different = model_differences(before, now)
     different += [words for key, words in _SCALED.items() if config[key] != found[key]]
     if different:
         raise UserError(f"{', '.join(different)} differ from those of {run.folder}: give the same network and data")

@@ -9,7 +9,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from ekiden import models
 from ekiden.base import outside
-from ekiden.base.codec import made
+from ekiden.base.checks import made
 from ekiden.base.errors import unknown
 from ekiden.base.settings import Hardware, Training
 from ekiden.data import Reading, parse

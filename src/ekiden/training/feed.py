@@ -11,7 +11,7 @@ from ekiden.data import cache, mapped
 from ekiden.data.augment import normalise
 from ekiden.data.samples import Dataset, Samples, Subset
 from ekiden.training import frozen
-from ekiden.training.remembered import RememberedAnswers
+from ekiden.training.frozen import RememberedAnswers
 
 
 @dataclass(eq=False)

@@ -10,8 +10,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.seeds import seeded
 from ekiden.models.split import SplitNetwork
 from ekiden.training import frozen
-from ekiden.training.layout import Layout, layout
-from ekiden.training.weights import Part, Weights
+from ekiden.training.weights import Layout, Part, Weights, layout
 
 
 class Network:

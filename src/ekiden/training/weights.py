@@ -1,13 +1,17 @@
-"""A model's values as flat vectors, and their average."""
+"""A model's values as flat vectors, their average, and the parts of such a vector: tensors and layers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from functools import cached_property
+from math import inf, prod
+from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ekiden.base.errors import UserError
+
+Kind = Literal["linear", "conv", "norm", "other"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,3 +109,144 @@ def distance(a: Tensor, b: Tensor, chunk: int = 1 << 16) -> Tensor:
         difference = x - y
         total += difference.dot(difference)
     return total
+
+
+@dataclass(frozen=True)
+class TensorPart:
+    """One tensor within a flat vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def stop(self) -> int:
+        """The place where the next tensor starts."""
+        return self.start + prod(self.shape)
+
+    def of(self, flat: Tensor) -> Tensor:
+        """Return a view of this tensor in `flat`."""
+        return flat[self.start : self.stop].view(self.shape)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A module that holds values of its own.
+
+    Attributes:
+        name: of the module.
+        kind: linear; conv (2-d, without groups); norm; other.
+        params: all its trainable tensors, in the flat parameters.
+        statistics: its running mean and variance, in the flat buffers; empty where it has none.
+    """
+
+    name: str
+    kind: Kind
+    params: tuple[TensorPart, ...]
+    statistics: tuple[TensorPart, ...] = ()
+
+    @property
+    def weight(self) -> TensorPart:
+        """(out, in) of a linear layer, (out, in, h, w) of a convolution, (channels,) of a norm."""
+        return self.params[0]
+
+    @property
+    def bias(self) -> TensorPart | None:
+        """(out,), if there is one."""
+        return self.params[1] if len(self.params) > 1 else None
+
+    @property
+    def width(self) -> int:
+        """Number of outputs."""
+        return self.weight.shape[0]
+
+    @property
+    def inputs(self) -> int:
+        """Length of the input that one output of a linear or convolutional layer sees; the bias is one more."""
+        return prod(self.weight.shape[1:]) + (self.bias is not None)
+
+    def matrix(self, params: Tensor) -> Tensor:
+        """Return a copy as (out, `inputs`): one row per output, the bias as last column."""
+        rows = self.weight.of(params).flatten(1)
+        return rows.clone() if self.bias is None else _append(rows, self.bias.of(params))
+
+    def put(self, params: Tensor, matrix: Tensor) -> None:
+        """The reverse of `matrix`, in place."""
+        self.weight.of(params).copy_(matrix[:, : prod(self.weight.shape[1:])].view(self.weight.shape))
+        if self.bias is not None:
+            self.bias.of(params).copy_(matrix[:, -1])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All tensors of a network in its flat vectors, and its layers in the order in which they are registered."""
+
+    params: tuple[TensorPart, ...]
+    buffers: tuple[TensorPart, ...]
+    layers: tuple[Layer, ...]
+
+    @cached_property
+    def dense(self) -> tuple[Layer, ...]:
+        """The linear and convolutional layers."""
+        return tuple(layer for layer in self.layers if layer.kind in ("linear", "conv"))
+
+    @cached_property
+    def head(self) -> Layer:
+        """The classifier: the last linear or convolutional layer; if the model has a `head`, the last one in it."""
+        declared = [layer for layer in self.dense if layer.name.split(".")[0] == "head"]
+        if not self.dense:
+            raise UserError("the model has no linear or convolutional layer: this method does not know its classifier")
+        return (declared or self.dense)[-1]
+
+    @property
+    def hidden(self) -> tuple[Layer, ...]:
+        """The linear and convolutional layers without the classifier."""
+        return tuple(layer for layer in self.dense if layer is not self.head)
+
+    @property
+    def classes(self) -> int:
+        """K, outputs of the classifier."""
+        return self.head.width
+
+
+def layout(module: nn.Module, trainable: Iterable[nn.Parameter], buffers: Iterable[Tensor]) -> Layout:
+    """Return the layout of flat vectors that hold these tensors of `module` in this order."""
+    names = {id(t): n for n, t in (*module.named_parameters(), *module.named_buffers())}
+    params, stored = _parts(trainable, names), _parts(buffers, names)
+    layers, seen = [], set[int]()
+    for name, part in module.named_modules():
+        own = [p for p in part._parameters.values() if p is not None and id(p) in params and id(p) not in seen]
+        seen |= {id(p) for p in own}
+        statistics = [b for n, b in part._buffers.items() if n in ("running_mean", "running_var") and id(b) in stored]
+        if own or statistics:
+            kind = _kind(part, [tuple(p.shape) for p in own])
+            layers.append(
+                Layer(name, kind, tuple(params[id(p)] for p in own), tuple(stored[id(b)] for b in statistics))
+            )
+    return Layout(tuple(params.values()), tuple(stored.values()), tuple(layers))
+
+
+def _kind(module: nn.Module, shapes: list[tuple[int, ...]]) -> Kind:
+    """Return the kind of a module, given its trainable tensors."""
+    if len(shapes) > 2:
+        return "other"
+    if isinstance(module, nn.Linear) and shapes and len(shapes[0]) == 2:
+        return "linear"
+    if isinstance(module, nn.Conv2d) and module.groups == 1 and shapes and len(shapes[0]) == 4:
+        return "conv"
+    return "norm" if "Norm" in type(module).__name__ and all(len(s) == 1 for s in shapes) else "other"
+
+
+def _parts(tensors: Iterable[Tensor], names: dict[int, str]) -> dict[int, TensorPart]:
+    parts: dict[int, TensorPart] = {}
+    start = 0
+    for tensor in tensors:
+        parts[id(tensor)] = TensorPart(names[id(tensor)], tuple(tensor.shape), start)
+        start += tensor.numel()
+    return parts
+
+
+def _append(rows: Tensor, column: Tensor) -> Tensor:
+    extended = rows.new_empty(rows.shape[0], rows.shape[1] + 1)
+    extended[:, :-1], extended[:, -1] = rows, column
+    return extended

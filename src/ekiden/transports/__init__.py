@@ -1,11 +1,10 @@
 """How tasks reach clients: the contract of transports, and ours: in this process, in several, between machines."""
 
-from ekiden.base.refs import Ref
 from ekiden.engine import wire
-from ekiden.engine.method import INITIAL
+from ekiden.engine.method import INITIAL, payload_types
 from ekiden.engine.store import Store
-from ekiden.engine.tasks import payload_types
 from ekiden.engine.transport import ClientMissing, Request, Transport, resolve
+from ekiden.engine.wire import Ref
 from ekiden.engine.worker import Job, Outcome, Worker
 from ekiden.training.objective import Work
 from ekiden.transports.base import MakesTransport, Start

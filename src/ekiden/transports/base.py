@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ekiden.data.samples import ClientData
-from ekiden.engine.method import State
-from ekiden.engine.modules import initial_weights
+from ekiden.engine.method import State, payload_types
+from ekiden.engine.networks import initial_weights
 from ekiden.engine.store import Store
-from ekiden.engine.tasks import payload_types
 from ekiden.engine.transport import Transport
 from ekiden.engine.worker import Setup, Worker
 from ekiden.training.weights import Weights

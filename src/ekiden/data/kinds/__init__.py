@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ekiden.base import outside
-from ekiden.base.codec import made, plain, reading
+from ekiden.base.checks import made, plain, reading
 from ekiden.base.errors import UserError, unknown
 from ekiden.data.kinds.arrays import Arrays
 from ekiden.data.kinds.images import Images

@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.base.errors import DataWarning, UserError
-from ekiden.base.wording import row_text
+from ekiden.base.errors import DataWarning, UserError, row_text
 from ekiden.data.undecoded import Inputs, Raw, joined
 
 SHORTEST = 16

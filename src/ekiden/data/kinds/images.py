@@ -17,8 +17,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from ekiden.base.checks import CountOrZero
-from ekiden.base.errors import DataWarning, UserError
-from ekiden.base.wording import counted
+from ekiden.base.errors import DataWarning, UserError, counted
 from ekiden.data import frames, mapped, medical, raster
 from ekiden.data.kinds import arrays
 from ekiden.data.raster import Loaded, Look, split

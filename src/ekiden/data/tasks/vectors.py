@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ekiden.base.checks import Positive
-from ekiden.base.errors import UserError
-from ekiden.base.wording import row_text
+from ekiden.base.errors import UserError, row_text
 from ekiden.data.tasks import measures
 from ekiden.data.tasks.base import Metric, Need, VectorTask
 

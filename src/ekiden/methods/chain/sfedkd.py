@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ekiden.base.checks import Count, Fraction, NonNegative, Positive, require
-from ekiden.base.refs import Ref
 from ekiden.engine.federation import Fed, in_order
 from ekiden.engine.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, Traits, on_client
+from ekiden.engine.wire import Ref
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.rounds import participants
 from ekiden.methods.chain.blocks.distillation import kl, without

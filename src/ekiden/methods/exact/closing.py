@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from ekiden.authoring import VECTORS, Client, Fed, Method, Ref, Size, State, Task, UserError, Weights, on_client
-from ekiden.base.refs import EVERYONE
 from ekiden.base.sums import WIDE, AnySums
 from ekiden.data.tasks import Need
 from ekiden.engine.method import HasModel
+from ekiden.engine.wire import EVERYONE
 from ekiden.methods.exact.blocks import gaussian_heads as heads
 from ekiden.methods.exact.blocks.label_sums import size_of_sums, sums_of
-from ekiden.training.layout import Layout
 from ekiden.training.network import trial
+from ekiden.training.weights import Layout
 
 _SAMPLES = 1024  # samples from which the first client of the lap sets the scales
 _REACH = 32  # range of the whole numbers, in standard deviations of these samples

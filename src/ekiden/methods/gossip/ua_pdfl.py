@@ -8,9 +8,9 @@ import torch
 from torch import Generator, Tensor
 
 from ekiden.base.checks import Count, Fraction, NonNegative
-from ekiden.base.refs import Ref
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, Size, State, on_client
+from ekiden.engine.wire import Ref
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.rounds import PersonalMethod, own_models, training_of
 from ekiden.methods.gossip.blocks import topology

@@ -16,8 +16,7 @@ from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
 from ekiden.methods.blocks.robust import Rule, combine, refuse
 from ekiden.methods.blocks.rounds import note_apart, shortened
 from ekiden.methods.one_shot.blocks.class_wise import class_mean, owned
-from ekiden.training.layout import Layout
-from ekiden.training.weights import Weights
+from ekiden.training.weights import Layout, Weights
 
 Head = Literal["mean", "class-wise", "class-counts"]
 

@@ -26,8 +26,7 @@ from ekiden.methods.one_shot.blocks.curvature import (
     shares,
     whole,
 )
-from ekiden.training.layout import Layer, Layout
-from ekiden.training.weights import Weights
+from ekiden.training.weights import Layer, Layout, Weights
 
 _MOMENTUM, _SQUARES, _EPSILON = 0.9, 0.99, 0.01
 """β1, β2, ε of the authors' Adam"""

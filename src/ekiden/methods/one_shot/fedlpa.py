@@ -13,7 +13,7 @@ from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
 from ekiden.methods.one_shot.average import Average
 from ekiden.methods.one_shot.blocks.curvature import Labels, half, kronecker, length, note_averaged, refuse, shares
 from ekiden.methods.one_shot.fedfisher import unpacked
-from ekiden.training.layout import Layout
+from ekiden.training.weights import Layout
 
 _TOLERANCE = 1e-8
 """relative residual at which the linear system counts as solved"""

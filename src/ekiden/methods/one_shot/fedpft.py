@@ -11,15 +11,14 @@ from torch import Generator, Tensor, nn
 
 from ekiden.base.checks import Count, NonNegative, Positive, require
 from ekiden.base.errors import UserError
-from ekiden.base.refs import Ref
 from ekiden.base.settings import Training
 from ekiden.engine.federation import Fed, in_order
 from ekiden.engine.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, Traits, on_client
+from ekiden.engine.wire import Ref
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.mixtures import Covariance, Mixtures, fit, size_of_covariance
-from ekiden.training.fit import Diverged
+from ekiden.training.fit import Diverged, optimizer
 from ekiden.training.network import Network, trial
-from ekiden.training.optimizer import optimizer
 from ekiden.training.weights import Part, Weights
 
 

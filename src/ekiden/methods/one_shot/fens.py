@@ -13,10 +13,10 @@ from torch import Generator, Tensor, nn
 
 from ekiden.base.checks import BelowOne, Count, NonNegative, Positive, Range
 from ekiden.base.errors import UserError
-from ekiden.base.refs import Ref
 from ekiden.data.samples import Subset
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import CLASSES, INITIAL, Method, Size, State, Traits, on_client
+from ekiden.engine.wire import Ref
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.one_shot import Init
 from ekiden.methods.one_shot.blocks.ensemble import copies

@@ -15,8 +15,7 @@ from ekiden.engine.worker import Client
 from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
 from ekiden.methods.one_shot.average import Average
 from ekiden.methods.one_shot.blocks.curvature import Labels, diagonal, refuse, shares
-from ekiden.training.layout import Layer, Layout
-from ekiden.training.weights import Weights
+from ekiden.training.weights import Layer, Layout, Weights
 
 
 class DiagonalInformed(NamedTuple):

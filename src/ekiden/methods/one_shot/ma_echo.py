@@ -28,15 +28,15 @@ from ekiden.authoring import (
     on_client,
     require,
 )
-from ekiden.base.extras import require_extra
+from ekiden.base.outside import require_extra
 from ekiden.methods.blocks.one_shot import Init
 from ekiden.methods.blocks.rounds import participants, sample
 from ekiden.methods.one_shot.blocks.class_wise import class_mean, owned
 from ekiden.methods.one_shot.blocks.ensemble import copies
 from ekiden.methods.one_shot.blocks.projectors import compress, projectors, thin
 from ekiden.methods.one_shot.ot_fusion import align, carry, check_chain, transport
-from ekiden.training.layout import Layer, Layout
 from ekiden.training.network import Network, fresh
+from ekiden.training.weights import Layer, Layout
 
 
 class Contribution(NamedTuple):

@@ -11,17 +11,16 @@ from torch import Tensor, nn
 
 from ekiden.base.checks import Count, CountOrZero, NonNegative, require
 from ekiden.base.errors import UserError
-from ekiden.base.extras import require_extra
+from ekiden.base.outside import require_extra
 from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import INITIAL, Size, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
 from ekiden.methods.one_shot.average import Average
-from ekiden.training.layout import Layer, Layout
 from ekiden.training.network import Network, trial
 from ekiden.training.objective import Work
-from ekiden.training.weights import Weights
+from ekiden.training.weights import Layer, Layout, Weights
 
 Matching = Callable[[int, Tensor, Tensor], Tensor]
 """(layer number, its units' rows (a, d), the target's rows (b, d)) -> transport (a, b) whose columns sum to 1."""

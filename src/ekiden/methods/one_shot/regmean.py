@@ -11,7 +11,7 @@ from ekiden.authoring import INITIAL, Client, Count, Fed, Range, Size, State, We
 from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
 from ekiden.methods.one_shot.average import Average
 from ekiden.methods.one_shot.blocks.curvature import half, length, moments, note_averaged, refuse, shares, whole
-from ekiden.training.layout import Layout
+from ekiden.training.weights import Layout
 
 _UNSEEN = 1e-6
 """relative eigenvalue of the scaled Gram matrix below which a direction is rounding error"""

@@ -3,8 +3,8 @@
 from typing import Any
 
 from ekiden.base.errors import UserError
-from ekiden.base.refs import Ref
 from ekiden.engine import wire
+from ekiden.engine.wire import Ref
 from ekiden.transports.flower import custody
 from ekiden.transports.flower.agreement import Agreement
 from ekiden.transports.flower.custody import Record, SignedTally, Tally

@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 
 from ekiden import models
-from ekiden.base.codec import plain
+from ekiden.base.checks import plain
 from ekiden.base.errors import UserError
 from ekiden.data.augment import Augment
 from ekiden.data.kinds import of_terms
 from ekiden.data.spelling import spellings
 from ekiden.data.tasks import task_of_terms
-from ekiden.engine import identity
+from ekiden.engine.drive import outline
+from ekiden.engine.folder import code_version, values_digest
 from ekiden.engine.method import Method
-from ekiden.engine.outline import outline
 from ekiden.engine.worker import Setup
 from ekiden.methods import check_needs
 from ekiden.transports.flower.agreement import Agreement, no_samples
@@ -30,7 +30,7 @@ def agree(
     model = models.default_for(one.dataset, one.shape, inputs, task) if plan.model == "auto" else plan.model
     agreed = Agreement(
         run=run_id,
-        version=identity.code(),
+        version=code_version(),
         method=plan.method.title(),
         hyperparameters=plain(plan.method),
         training=asdict(plan.training),
@@ -57,7 +57,7 @@ def agree(
     plan.whole.check_source(plan.pretrained, no_samples(agreed))
     if not agreed.has_values:
         return agreed
-    return replace(agreed, values=identity.values_digest(agreed.builder(plan.whole)()))
+    return replace(agreed, values=values_digest(agreed.builder(plan.whole)()))
 
 
 def _alike(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> Hello:

@@ -13,18 +13,17 @@ from torch import nn
 
 from ekiden import models
 from ekiden.base import outside
-from ekiden.base.checks import Count, Positive
-from ekiden.base.codec import made, plain, reading
+from ekiden.base.checks import Count, Positive, made, plain, reading
 from ekiden.base.errors import UserError
-from ekiden.base.refs import EVERYONE, SERVER
 from ekiden.base.settings import Hardware, Training
 from ekiden.data.augment import Augment
 from ekiden.data.kinds import of_terms
 from ekiden.data.samples import Dataset, Samples
 from ekiden.data.tasks import Task, task_of_terms
-from ekiden.engine import identity
+from ekiden.engine.folder import code_version
 from ekiden.engine.method import Method
 from ekiden.engine.networks import NamedNetwork, Prepared, of_method
+from ekiden.engine.wire import EVERYONE, SERVER
 from ekiden.engine.worker import Setup
 from ekiden.methods import ClosingLap, method_named
 from ekiden.models import training_part
@@ -220,12 +219,12 @@ def parse(text: str) -> Agreement:
         values = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise UserError(f"the terms of the run cannot be read ({type(error).__name__})") from None
-    version = values.get("version", identity.code()) if isinstance(values, dict) else identity.code()
-    if version != identity.code():
+    version = values.get("version", code_version()) if isinstance(values, dict) else code_version()
+    if version != code_version():
         raise UserError(
-            f"the run is of Ekiden {str(version)[:40]}, this silo has {identity.code()}: install the same commit"
+            f"the run is of Ekiden {str(version)[:40]}, this silo has {code_version()}: install the same commit"
         )
-    with reading("the terms of the run", f"Ekiden {identity.code()} at all parties"):
+    with reading("the terms of the run", f"Ekiden {code_version()} at all parties"):
         agreement = made(Agreement, values)
         _ = of_terms(agreement.inputs), agreement.labels, agreement.revision
     clients, keys = agreement.clients, agreement.keys

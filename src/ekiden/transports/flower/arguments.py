@@ -4,11 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ekiden.base.refs import EVERYONE, Ref
 from ekiden.engine import wire
-from ekiden.engine.modules import initial_weights
-from ekiden.engine.tasks import payload_types
-from ekiden.engine.wire import Encoded
+from ekiden.engine.method import payload_types
+from ekiden.engine.networks import initial_weights
+from ekiden.engine.wire import EVERYONE, Encoded, Ref
 from ekiden.engine.worker import Worker
 from ekiden.transports.flower import custody
 from ekiden.transports.flower.contents import Contents, check

@@ -9,10 +9,9 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor
 
-from ekiden.base.refs import SERVER
 from ekiden.engine import wire
 from ekiden.engine.method import OwnSamples
-from ekiden.engine.wire import Encoded
+from ekiden.engine.wire import SERVER, Encoded
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
 from ekiden.transports.flower import custody

@@ -10,13 +10,11 @@ from functools import cached_property
 from typing import Any
 
 from ekiden.base.errors import UserError
-from ekiden.base.refs import EVERYONE, SERVER, Ref
 from ekiden.engine import wire
-from ekiden.engine.method import INITIAL, State
-from ekiden.engine.outline import Outline, outline
-from ekiden.engine.tasks import payload_types
+from ekiden.engine.drive import Outline, outline
+from ekiden.engine.method import INITIAL, State, payload_types
 from ekiden.engine.transport import ClientMissing, Request, Transport, live_refs, refs
-from ekiden.engine.wire import Encoded
+from ekiden.engine.wire import EVERYONE, SERVER, Encoded, Ref
 from ekiden.engine.worker import Setup
 from ekiden.training.network import Network
 from ekiden.training.objective import Work

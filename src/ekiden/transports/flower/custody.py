@@ -17,9 +17,9 @@ import torch
 
 from ekiden.base.errors import UserError
 from ekiden.base.files import disk_error, write_once
-from ekiden.base.refs import Ref
 from ekiden.data.samples import ClientData
 from ekiden.engine import wire
+from ekiden.engine.wire import Ref
 from ekiden.training.weights import Weights
 from ekiden.transports.flower import keys
 from ekiden.transports.flower.parcel import Count

@@ -10,8 +10,7 @@ from secrets import token_hex
 from shutil import copy, rmtree
 from typing import Annotated, TypeAlias
 
-from ekiden.base.checks import Checked, Range
-from ekiden.base.codec import made, plain, reading
+from ekiden.base.checks import Checked, Range, made, plain, reading
 from ekiden.base.errors import UserError
 from ekiden.base.files import write
 from ekiden.transports.flower import certificates, keys, silo_file

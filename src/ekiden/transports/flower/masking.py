@@ -25,7 +25,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.files import write_once
 from ekiden.base.modular import Masked
 from ekiden.engine import wire
-from ekiden.engine.summing import opened, summands
+from ekiden.engine.transport import opened, summands
 from ekiden.transports.flower import custody, keys, sealing
 from ekiden.transports.flower.agreement import Agreement
 from ekiden.transports.flower.sealing import Party, Reader

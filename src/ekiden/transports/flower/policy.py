@@ -7,12 +7,13 @@ from typing import Any
 from torch import nn
 
 from ekiden.base.errors import UserError
-from ekiden.base.refs import SERVER, Ref
 from ekiden.data.kinds import terms
 from ekiden.data.tasks import terms as task_terms
-from ekiden.engine import identity, wire
+from ekiden.engine import wire
+from ekiden.engine.drive import Outline, TooLong, outline
+from ekiden.engine.folder import values_digest
 from ekiden.engine.method import INITIAL, Method
-from ekiden.engine.outline import Outline, TooLong, outline
+from ekiden.engine.wire import SERVER, Ref
 from ekiden.engine.worker import Setup
 from ekiden.methods import ClosingLap, DeepAFL
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures
@@ -136,7 +137,7 @@ def check_size(file: SiloFile, setup: Setup) -> nn.Module:
 
 def check_values(file: SiloFile, agreed: Agreement, setup: Setup) -> None:
     """Refuse a run whose frozen or pretrained values differ from the silo's own."""
-    if agreed.has_values and (own := identity.values_digest(setup.build())) != agreed.values:
+    if agreed.has_values and (own := values_digest(setup.build())) != agreed.values:
         raise UserError(
             f"{file.name} has other values of {agreed.model[:80]} ({own[:8]}) than the run ({agreed.values[:8]}): "
             "install the same at all parties"

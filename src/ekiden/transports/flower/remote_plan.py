@@ -10,8 +10,7 @@ import tyro
 
 from ekiden import models
 from ekiden.base import outside
-from ekiden.base.checks import Checked, CountOrZero, Positive, require
-from ekiden.base.codec import plain
+from ekiden.base.checks import Checked, CountOrZero, Positive, plain, require
 from ekiden.base.errors import UserError
 from ekiden.base.settings import Training
 from ekiden.engine.folder import read_config

@@ -10,9 +10,8 @@ from typing import Any, get_args
 
 from ekiden.base.errors import UserError
 from ekiden.data.tasks import LanguageModelling, Segmentation
-from ekiden.engine import identity
-from ekiden.engine.folder import Marks, read_ledger
-from ekiden.engine.outline import Outline
+from ekiden.engine.drive import Outline
+from ekiden.engine.folder import Marks, model_differences, read_ledger
 from ekiden.engine.transport import Transfer
 from ekiden.transports.flower.agreement import Agreement
 from ekiden.transports.flower.courier import Absent
@@ -75,7 +74,7 @@ def settings(config: Mapping[str, Any], signed: Signed, follows: Mapping[str, An
         **json.loads(json.dumps(follows)),
     }  # as a file has them
     digests = expected.pop("digests")
-    if not _one_shape(config.get("digests"), digests) or identity.unlike(config["digests"], digests):
+    if not _one_shape(config.get("digests"), digests) or model_differences(config["digests"], digests):
         yield "config.json says other digests of the initial model than the signed terms give"
     for name, value in expected.items():
         if not same(config.get(name), value):

@@ -13,8 +13,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ekiden.base import locks
-from ekiden.base.files import write
+from ekiden.base.files import lock_file, locked, write
 
 FILE = "requests.log"
 """file in the silo's folder"""
@@ -39,7 +38,7 @@ def note(folder: Path, line: str, run: str = "") -> None:
     safe = "".join(c if c.isprintable() else "?" for c in f"{now:%Y-%m-%dT%H:%M:%SZ} {line}")[: _LONGEST // 4]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with locks.locked(locks.beside(file)):
+        with locked(lock_file(file)):
             today = f"{now:%Y-%m-%d}"
             peer = run or today
             written, most = _sizes(folder), _RUN if run else _STRANGERS

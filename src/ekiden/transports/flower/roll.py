@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from ekiden.base.errors import UserError
-from ekiden.engine import identity, wire
+from ekiden.engine import wire
+from ekiden.engine.folder import code_version
 from ekiden.engine.transport import ClientMissing
 from ekiden.transports.flower import keys
 from ekiden.transports.flower.courier import Lost, Patience, SealingKey
@@ -166,10 +167,9 @@ class Roll:
             self._warn(f"a node says it is {name!r} but does not hold the key of {name!r}: ignored")
         elif name in self._silos:
             raise UserError(f"two silos are called {name!r}: give each its own name in its silo.toml")
-        elif hello.version != identity.code():
+        elif hello.version != code_version():
             raise UserError(
-                f"silo {name!r} has Ekiden {said(hello.version, 40)}, here is {identity.code()}: install the same "
-                "commit"
+                f"silo {name!r} has Ekiden {said(hello.version, 40)}, here is {code_version()}: install the same commit"
             )
         elif self._terms and node not in self._known:
             self._known[node] = name

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple, Protocol
 
 from ekiden.base.errors import UserError
 from ekiden.base.files import write_once
-from ekiden.base.refs import SERVER
 from ekiden.engine import wire
-from ekiden.engine.wire import Encoded
+from ekiden.engine.wire import SERVER, Encoded
 from ekiden.transports.flower import keys
 
 Sign = Callable[[bytes], str]

@@ -14,10 +14,10 @@ import torch
 from ekiden.base.errors import UserError
 from ekiden.base.files import write
 from ekiden.base.settings import Hardware
-from ekiden.engine import identity, modules
+from ekiden.engine import networks
 from ekiden.engine.drive import Row, told
 from ekiden.engine.evaluation import Built, divergence
-from ekiden.engine.folder import RunFolder, read_config, read_ledger, read_lines
+from ekiden.engine.folder import RunFolder, model_digest, read_config, read_ledger, read_lines
 from ekiden.engine.method import Method, Size, State
 from ekiden.engine.run import Run, last
 from ekiden.engine.setup import describe_model
@@ -104,7 +104,7 @@ def _go(
         _cut_custody(folder, state.step)
         held = {name: counts[0] for name, counts in read_config(folder)["clients"].items() if counts}
         courier = Courier(roll, patience, lambda row: _append(run_folder, "network.jsonl", row), say)
-        initial = partial(modules.initial_weights, setup)
+        initial = partial(networks.initial_weights, setup)
         note = partial(_append, run_folder, custody.FILE)
         return Remote(courier, setup, agreed, initial, state, note, _void(folder), held, written)
 
@@ -151,9 +151,9 @@ def _config(
         "seed": plan.seed,
         "dataset": agreed.dataset,
         "clients": samples,
-        "model_bytes": modules.model_bytes(setup),
+        "model_bytes": networks.model_bytes(setup),
         **describe_model(setup),
-        "digests": {"model": identity.model_digest(setup)},  # not of the data: those are the silos' own
+        "digests": {"model": model_digest(setup)},  # not of the data: those are the silos' own
         "remote_plan": plan.to_json(),
     }
 

@@ -19,10 +19,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Optional
 
-from ekiden.base import locks
-from ekiden.base.codec import made, plain
+from ekiden.base.checks import made, plain
 from ekiden.base.errors import UserError
-from ekiden.base.files import Damaged, intact, marked, verified, with_digest, write
+from ekiden.base.files import Damaged, intact, locked, marked, verified, with_digest, write
 from ekiden.engine import wire
 from ekiden.engine.wire import Encoded
 from ekiden.transports.flower import custody
@@ -96,13 +95,13 @@ class Shelf:
         """Lock the run against other processes of this silo: one task at a time."""
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / "lock").touch()  # its age is the run's age
-        with locks.locked(self._folder / "lock"):
+        with locked(self._folder / "lock"):
             yield
 
     def busy(self) -> bool:
         """Return whether a process of this silo is working on the run."""
         try:
-            with locks.locked(self._folder / "lock", wait=False):
+            with locked(self._folder / "lock", wait=False):
                 return False
         except OSError:
             return (self._folder / "lock").exists()
@@ -323,7 +322,7 @@ def drop_old_runs(runs: Path) -> None:
     """
     if not runs.is_dir():
         return
-    with locks.locked(runs.parent / "days.lock"):
+    with locked(runs.parent / "days.lock"):
         now, seen = time.time(), _seen(runs.parent / _DAYS)
         if seen.day != int(now // 86400):
             seen = replace(seen, day=int(now // 86400), days=seen.days + 1)
@@ -335,7 +334,7 @@ def drop_old_runs(runs: Path) -> None:
                 since = since if before == asked else seen.days
                 kept[file.parent.name] = asked, since
                 if asked < now - _DAYS_KEPT * 86400 and seen.days - since >= _DAYS_KEPT:
-                    with locks.locked(file, wait=False):  # a process that is working on the run holds it
+                    with locked(file, wait=False):  # a process that is working on the run holds it
                         shutil.rmtree(file.parent, ignore_errors=True)
         write(runs.parent / _DAYS, [json.dumps(plain(replace(seen, runs=kept))).encode()], sync=False)
 

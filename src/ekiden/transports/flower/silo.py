@@ -7,7 +7,8 @@ from pathlib import Path
 from ekiden.base.errors import UserError
 from ekiden.data.kinds import terms as terms_of
 from ekiden.data.tasks import terms as task_terms
-from ekiden.engine import identity, wire
+from ekiden.engine import wire
+from ekiden.engine.folder import code_version
 from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower import policy, request_log, sealing
 from ekiden.transports.flower.admission import Admission
@@ -88,7 +89,7 @@ class Silo:
         file = self._file
         hello = Hello(
             file.name,
-            identity.code(),
+            code_version(),
             dataset.name if not file.data.path else Path(file.data.path).stem,
             dataset.shape,
             dataset.classes,

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 
 import torch.nn.functional as F
 
-from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero, Range
-from ekiden.base.codec import made
+from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero, Range, made
 from ekiden.base.errors import UserError, at, unknown
 from ekiden.base.settings import Hardware
 from ekiden.data import ClientData, Dataset, FederatedData, Iid, Reading, Samples, load, split

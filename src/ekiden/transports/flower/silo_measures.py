@@ -1,10 +1,10 @@
 """Measure models on a silo's own test samples."""
 
 from ekiden.base.errors import UserError
-from ekiden.base.refs import SERVER
 from ekiden.engine import wire
 from ekiden.engine.evaluation import Built
-from ekiden.engine.modules import initial_weights, model_bytes
+from ekiden.engine.networks import initial_weights, model_bytes
+from ekiden.engine.wire import SERVER
 from ekiden.training import fit as fitting
 from ekiden.training.elastic import adapted
 from ekiden.training.network import Network

@@ -8,11 +8,10 @@ from functools import partial
 from typing import Any
 
 from ekiden.base.errors import UserError
-from ekiden.base.refs import SERVER
 from ekiden.engine import wire
+from ekiden.engine.method import task_of
 from ekiden.engine.store import FolderJournal
-from ekiden.engine.tasks import task_of
-from ekiden.engine.wire import Encoded
+from ekiden.engine.wire import SERVER, Encoded
 from ekiden.engine.worker import Job, Outcome
 from ekiden.transports.flower import arguments, custody, keys, policy
 from ekiden.transports.flower.arguments import GivenArguments

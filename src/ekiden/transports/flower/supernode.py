@@ -13,8 +13,10 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ekiden.base import locks
+from filelock import Timeout
+
 from ekiden.base.errors import UserError
+from ekiden.base.files import lock_file, locked
 from ekiden.transports.flower.commands import QUIET, Say, Security, flower, interrupt, path, without_proxy
 from ekiden.transports.flower.shelf import drop_old_runs
 from ekiden.transports.flower.silo_file import SiloFile
@@ -78,12 +80,12 @@ def alone(file: SiloFile) -> Iterator[None]:
     wanted = [(started, started, "stop that one first")]
     if file.link.key:
         key = file.beside(file.link.key)
-        wanted.append((key, locks.beside(key), "stop that one first, or give each silo its own key"))
+        wanted.append((key, lock_file(key), "stop that one first, or give each silo its own key"))
     with ExitStack() as held:
         for path, lock, remedy in wanted:
             try:
-                held.enter_context(locks.locked(lock, wait=False))
-            except locks.Timeout:
+                held.enter_context(locked(lock, wait=False))
+            except Timeout:
                 raise UserError(f"another `ekiden silo start` is using {path}: {remedy}") from None
         yield
 

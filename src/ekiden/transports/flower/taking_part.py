@@ -8,9 +8,8 @@ from pathlib import Path
 
 from ekiden.base.errors import UserError
 from ekiden.data.samples import ClientData, FederatedData
-from ekiden.engine import machine
-from ekiden.engine.outline import Outline
-from ekiden.engine.setup import check_model
+from ekiden.engine.drive import Outline
+from ekiden.engine.setup import check_model, resolved_hardware
 from ekiden.engine.worker import Worker
 from ekiden.training.frozen import Copies
 from ekiden.training.network import blank
@@ -97,7 +96,7 @@ def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
     policy.check_values(file, terms, setup)
     plan = policy.plan_of(file, terms, setup)
     network = setup.build() if module is None else module  # tasks load their own values into it
-    setup = replace(setup, hardware=machine.resolve(file.hardware, 1, lambda: network))
+    setup = replace(setup, hardware=resolved_hardware(file.hardware, 1, lambda: network))
 
     def watch(name: str, epoch: int, epochs: int) -> None:
         log.info("%s: epoch %d/%d", name, epoch, epochs)

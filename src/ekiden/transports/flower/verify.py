@@ -13,17 +13,17 @@ from torch import nn
 
 from ekiden.base.errors import UserError
 from ekiden.base.files import read_regular
-from ekiden.base.refs import EVERYONE, Ref
 from ekiden.base.settings import Hardware
-from ekiden.engine import identity, wire
+from ekiden.engine import wire
+from ekiden.engine.drive import Outline, outline
 from ekiden.engine.evaluation import Built, consensus
-from ekiden.engine.folder import Marks, read_config, read_lines
+from ekiden.engine.folder import Marks, model_digest, read_config, read_lines
 from ekiden.engine.method import INITIAL, Model, State
-from ekiden.engine.modules import initial_weights, model_bytes, read_model
-from ekiden.engine.outline import Outline, outline
+from ekiden.engine.networks import initial_weights, model_bytes, read_model
 from ekiden.engine.setup import describe_model
 from ekiden.engine.store import read
 from ekiden.engine.transport import Transfer, refs
+from ekiden.engine.wire import EVERYONE, Ref
 from ekiden.engine.worker import Setup
 from ekiden.training.weights import Weights
 from ekiden.transports.flower import agreement as agreements
@@ -103,7 +103,7 @@ def _follows(setup: Setup, clients: int) -> dict[str, Any]:
         "model_bytes": model_bytes(setup),
         "selection": setup.method.selection(setup.training.select),
         **describe_model(setup),
-        "digests": {"model": identity.model_digest(setup)},
+        "digests": {"model": model_digest(setup)},
     }
 
 

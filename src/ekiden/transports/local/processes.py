@@ -20,8 +20,8 @@ from ekiden.base.errors import UserError
 from ekiden.data.mapped import place
 from ekiden.data.samples import ClientData
 from ekiden.engine import wire
+from ekiden.engine.method import payload_types
 from ekiden.engine.store import FolderJournal
-from ekiden.engine.tasks import payload_types
 from ekiden.engine.worker import Job, Outcome, Setup, Worker
 from ekiden.training.objective import Work
 from ekiden.training.weights import Weights

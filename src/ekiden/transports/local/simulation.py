@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from ekiden.base.refs import Ref
 from ekiden.engine import wire
 from ekiden.engine.method import INITIAL
 from ekiden.engine.store import Store
 from ekiden.engine.transport import ClientMissing, Request, Transport, live_refs, resolve
+from ekiden.engine.wire import Ref
 from ekiden.engine.worker import Job, Outcome
 from ekiden.training.objective import Work
 from ekiden.training.weights import Weights

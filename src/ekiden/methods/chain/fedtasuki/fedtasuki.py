@@ -20,8 +20,7 @@ from ekiden.methods.chain.blocks.distillation import Distillation, Form, Invent,
 from ekiden.methods.chain.fedtasuki import class_means
 from ekiden.methods.chain.fedtasuki.class_means import ClassInputs
 from ekiden.methods.chain.fedtasuki.statistics import SHARE, ClassMoments, ClassStatistics, measure, rank, size
-from ekiden.training.layout import Layer
-from ekiden.training.weights import Weights
+from ekiden.training.weights import Layer, Weights
 
 
 class TeacherHandoff(NamedTuple):

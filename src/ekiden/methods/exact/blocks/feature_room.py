@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from ekiden.authoring import UserError
-from ekiden.models.fourier import RandomFourier
 from ekiden.models.split import as_split
-from ekiden.models.whole import FrozenNetwork, RandomReLU, WholeFeatures
+from ekiden.models.whole_features import FrozenNetwork, RandomFourier, RandomReLU, WholeFeatures
 from ekiden.training import frozen
 from ekiden.training.network import trial
 

@@ -20,9 +20,9 @@ from ekiden.methods.exact.blocks import feature_room as room_for
 from ekiden.methods.exact.blocks import run_source as source
 from ekiden.methods.exact.blocks.feature_room import Room, features_of
 from ekiden.methods.exact.blocks.label_sums import labels_as_targets
-from ekiden.models.patch_filters import PatchSums
+from ekiden.models.patches import PatchSums
 from ekiden.models.split import SplitNetwork, as_split
-from ekiden.models.whole import PatchFeatures, WholeFeatures
+from ekiden.models.whole_features import PatchFeatures, WholeFeatures
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
 

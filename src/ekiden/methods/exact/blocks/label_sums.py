@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from ekiden.authoring import Task
-from ekiden.base.rounding import FULL, Rounding
-from ekiden.base.sums import LARGEST, AnySums, measure, measure_targets, size, size_of_targets
+from ekiden.base.sums import FULL, LARGEST, AnySums, Rounding, measure, measure_targets, size, size_of_targets
 from ekiden.data.tasks import Classification
 
 

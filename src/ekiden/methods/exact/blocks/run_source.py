@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from ekiden.authoring import UserError
 from ekiden.data.samples import Dataset
-from ekiden.engine import identity
-from ekiden.engine.folder import read_config
+from ekiden.engine.folder import read_config, tensors_digest
 from ekiden.models.split import as_split
 
 PREFIX = "run:"
@@ -47,7 +46,7 @@ def named(features: str, model: str) -> tuple[str, str, str]:
     body = {name.removeprefix(_BODY): t for name, t in _tensors(file).items() if name.startswith(_BODY)}
     if not body:
         raise UserError(f"the model of {folder} has no part that is called features: give the run of another method")
-    return f"{PREFIX}{identity.tensors_digest(body)}", network, str(file)
+    return f"{PREFIX}{tensors_digest(body)}", network, str(file)
 
 
 def check_same_data(features: str, pretrained: str, dataset: Dataset) -> None:
@@ -81,7 +80,7 @@ def check_body(features: str, network: nn.Module) -> None:
     body = as_split(network).features.state_dict()
     if any(tensor.is_meta for tensor in body.values()):
         return
-    wanted, found = features.removeprefix(PREFIX), identity.tensors_digest(body)
+    wanted, found = features.removeprefix(PREFIX), tensors_digest(body)
     if found != wanted:
         raise UserError(
             f"the features are those of a model with digest {wanted[:8]}, the model given has {found[:8]}: put back "

@@ -9,19 +9,18 @@ from torch import Tensor, nn
 
 from ekiden.base.checks import BelowOne, NonNegative, Range
 from ekiden.base.errors import UserError
-from ekiden.base.refs import Ref
-from ekiden.base.rounding import FULL, LEAST, Rounding
-from ekiden.base.sums import AnySums
+from ekiden.base.sums import FULL, LEAST, AnySums, Rounding
 from ekiden.data.tasks import Task
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import INITIAL, Size, State, Traits, on_client
+from ekiden.engine.wire import Ref
 from ekiden.engine.worker import Client
 from ekiden.methods.exact.blocks import gaussian_heads as heads
 from ekiden.methods.exact.blocks.feature_room import Room, features_of
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, Settled, with_rows
 from ekiden.methods.exact.blocks.label_sums import size_of_sums, sums_of
 from ekiden.methods.exact.fedgram.handed import Common, Handoff, PatchMoments, Summing
-from ekiden.models.whole import PatchFeatures, WholeFeatures
+from ekiden.models.whole_features import PatchFeatures, WholeFeatures
 from ekiden.training.weights import Weights
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from ekiden.authoring import Ref, State, Weights
 from ekiden.base.sums import AnySums
 from ekiden.methods.exact.blocks.fixed_features import Settled
-from ekiden.models.patch_filters import PatchSums
+from ekiden.models.patches import PatchSums
 
 
 class Handoff(NamedTuple):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ekiden.authoring import UserError, Weights, mean
-from ekiden.training.layout import Layout
+from ekiden.training.weights import Layout
 
 
 def class_mean(models: Sequence[Weights], shares: Tensor, layout: Layout, base: Weights | None = None) -> Weights:

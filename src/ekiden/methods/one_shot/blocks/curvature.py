@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from ekiden.authoring import UserError, Work
 from ekiden.methods.blocks.one_shot import Trained
 from ekiden.methods.one_shot.blocks.projectors import layer_inputs
-from ekiden.training.layout import Layer, Layout
 from ekiden.training.network import Network, trial
+from ekiden.training.weights import Layer, Layout
 
 Labels = Literal["expected", "sampled", "given"]
 """The labels of squared gradients: all classes, weighted by the model's probabilities (the Fisher information); one

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ekiden.training.layout import Layer
+from ekiden.training.weights import Layer
 
 DAMPING_LINEAR, DAMPING_CONV = 0.01**0.8, 1e-5**0.8
 """z of the released MA-Echo code."""

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from ekiden.base.checks import Count, Positive, Range
 from ekiden.base.errors import UserError
-from ekiden.base.refs import Ref
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import CLASSES, INITIAL, Method, Size, State, Traits, on_client
+from ekiden.engine.wire import Ref
 from ekiden.engine.worker import Client
 from ekiden.methods.one_shot.fusefl.ccvr import ClassGaussians, calibrate, drawn, measure
 from ekiden.methods.one_shot.fusefl.fused import Adapter, Fused, Stage, channels, content, cut, filled, read, thin

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from ekiden.base.checks import Count, CountOrZero, Fraction, NonNegative, require
 from ekiden.base.errors import UserError
-from ekiden.base.refs import Ref
 from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import INITIAL, Method, Model, Size, State, Traits, on_client
+from ekiden.engine.wire import Ref
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.glam import alignment
 from ekiden.methods.blocks.rounds import (

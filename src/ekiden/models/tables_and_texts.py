@@ -1,16 +1,17 @@
-"""Networks for rows of a table: numbers, then codes of categories (`ekiden.data.kinds.Table`)."""
+"""Networks for rows of tables (`ekiden.data.inputs.Table`) and for texts (`ekiden.data.inputs.Tokens`)."""
 
 from math import ceil, sqrt
 
 import torch
 from torch import Tensor, nn
 
-from ekiden.data.kinds import Table
+from ekiden.data.kinds import Table, Tokens
 from ekiden.models.split import SplitNetwork
 
 _WIDEST = 16  # width of an embedding in the MLP
 _WIDTH, _HEADS, _BLOCKS = 32, 4, 2  # width of the transformer
 _FAR = 5.0  # standard deviations; numbers beyond are outliers that would dominate the first layer
+_WIDTH = 64
 
 
 class Row(nn.Module):
@@ -106,3 +107,55 @@ def table_mlp(table: Table, classes: int) -> SplitNetwork:
 def table_transformer(table: Table, classes: int) -> SplitNetwork:
     """Two blocks of attention over the columns, like FT-Transformer."""
     return SplitNetwork(TableTransformerFeatures(table), nn.Linear(_WIDTH, classes))
+
+
+class MeanFeatures(nn.Module):
+    """The mean of the tokens' embeddings, through one layer with ReLU."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        super().__init__()
+        self.pad = tokens.pad
+        self.embedding = nn.Embedding(tokens.vocabulary, _WIDTH, padding_idx=tokens.pad)
+        self.layers = nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, L) tokens to (b, 64)."""
+        there = (x != self.pad).unsqueeze(2)
+        mean = (self.embedding(x) * there).sum(1) / there.sum(1).clamp(min=1)
+        features: Tensor = self.layers(mean)
+        return features
+
+
+class TextTransformerFeatures(nn.Module):
+    """Embeddings of tokens and places, two blocks of attention, then the mean over the tokens."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        super().__init__()
+        self.pad = tokens.pad
+        self.embedding = nn.Embedding(tokens.vocabulary, _WIDTH, padding_idx=tokens.pad)
+        self.places = nn.Parameter(torch.randn(tokens.length, _WIDTH) * 0.02)
+        self.blocks = Blocks(_WIDTH, 4, 2)
+        self.norm = nn.LayerNorm(_WIDTH)
+
+    def _get_name(self) -> str:
+        return "TransformerFeatures"  # in the digests of run folders, which hold the network's description
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, L) tokens to (b, 64)."""
+        there = x != self.pad
+        read = there.clone()
+        read[:, 0] = True  # attention over nothing is NaN, so an empty text reads its first place
+        out = self.norm(self.blocks(self.embedding(x) + self.places[: x.shape[1]], ~read))
+        out = out * there.unsqueeze(2)
+        mean: Tensor = out.sum(1) / there.sum(1, keepdim=True).clamp(min=1)
+        return mean
+
+
+def text_mean(tokens: Tokens, classes: int) -> SplitNetwork:
+    """The mean of embeddings of 64, a layer of 64: order does not matter."""
+    return SplitNetwork(MeanFeatures(tokens), nn.Linear(_WIDTH, classes))
+
+
+def text_transformer(tokens: Tokens, classes: int) -> SplitNetwork:
+    """Two blocks of attention of width 64 over the tokens."""
+    return SplitNetwork(TextTransformerFeatures(tokens), nn.Linear(_WIDTH, classes))
