@@ -1,6 +1,7 @@
 """Small data of every kind, as files of three silos."""
 
 import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +14,9 @@ from numpy.random import Generator
 from PIL import Image
 
 from tests.models import hf_folders
+from tests.transports.fakes import NAMES
 
-SILOS = ("east", "north", "west")
+SILOS = NAMES
 ROWS = 60
 """samples of each silo; every fifth is for the test"""
 _SIDES = ((9, 9), (12, 8), (8, 14), (16, 16))
@@ -54,6 +56,7 @@ class Kind:
         self.before(root)
         paths = [root / f"{name}{self.suffix}" for name in SILOS]
         for number, path in enumerate(paths):
+            shutil.rmtree(path, ignore_errors=True)  # what another kind left there
             self.write(path, np.random.default_rng(number))
         return paths
 

@@ -53,22 +53,33 @@ class Silos:
         return session.run(plan, nodes or self.nodes(), folder, self.public, lambda line: None, poll=0)
 
 
-def silos(kind: Kind, root: Path) -> Silos:
-    """Make the files of all silos; tables are agreed on by the commands that users type."""
+def silos(kind: Kind, root: Path, link: Callable[[str], str] = lambda name: "") -> Silos:
+    """Make the files of all silos; tables are agreed on by the commands that users type.
+
+    Args:
+        kind: what they hold.
+        root: the folder of their files, which may have their keys already.
+        link: how a silo reaches its SuperLink.
+    """
     kind.make(root)
-    (root / "peers").mkdir()
-    _write(kind, root, {})
-    public = {}
+    _write(kind, root, {}, link)
+    public = {name: keys.read_public(_key(root / f"{name}.key")) for name in SILOS}
+    (root / "peers").mkdir(exist_ok=True)
     for name in SILOS:
-        public[name] = keys.read_public(keys.generate(root / f"{name}.key"))
         (root / "peers" / f"{name}.pub").write_text(public[name])
     if kind.agreed:
         for name in SILOS:
             ekiden("silo", "sums", root / f"{name}.toml")
         sums = [root / f"{name}-sums.json" for name in SILOS]
         ekiden("federation", "agree", *sums, "--out", root / "agreed.json")
-        _write(kind, root, {"agreed": "agreed.json"})
+        _write(kind, root, {"agreed": "agreed.json"}, link)
     return Silos(kind, root, public)
+
+
+def _key(private: Path) -> Path:
+    """Return the public key, made if it is not there."""
+    public = private.with_name(f"{private.name}.pub")
+    return public if public.exists() else keys.generate(private)
 
 
 def ekiden(*args: str | Path) -> str:
@@ -90,9 +101,8 @@ def refused(do: Callable[[], object]) -> str:
     return str(caught.value)
 
 
-def _write(kind: Kind, root: Path, more: Mapping[str, str]) -> None:
-    link = 'key = "{0}.key"\npeers = "peers"\n'
+def _write(kind: Kind, root: Path, more: Mapping[str, str], link: Callable[[str], str]) -> None:
     for name in SILOS:
         data = kind.toml(root / f"{name}{kind.suffix}", more)
-        text = f'name = "{name}"\n{data}[hardware]\nthreads = 1\n[link]\n{link.format(name)}'
-        (root / f"{name}.toml").write_text(text)
+        reach = f'[link]\nkey = "{name}.key"\npeers = "peers"\n{link(name)}'
+        (root / f"{name}.toml").write_text(f'name = "{name}"\n{data}[hardware]\nthreads = 1\n{reach}')

@@ -1,6 +1,6 @@
 """Each kind of data goes through its whole life: trained, killed, resumed, measured, shown, predicted with, exported.
 
-In one process, and over silos that answer in this process. `tests/e2e/test_lifecycle_on_flower.py` has real silos.
+In one process, and over silos that answer in this process. `test_on_flower.py` has real silos.
 """
 
 import json
@@ -35,6 +35,8 @@ METHODS: dict[str, Method] = {
     "fedavg": FedAvg(rounds=2, epochs=1),
     "fedgram": FedGram(),
 }
+FLAGS = {"fedseq": ["--epochs", "4"], "fedavg": ["--rounds", "2", "--epochs", "1"], "fedgram": []}
+"""the same for the command line"""
 FAR = METHODS | {"fedgram": FedGram(dictionary="seed", min_active=10)}  # silos want it
 TEST = 3 * ROWS // 5
 RESULTS = ("model.safetensors", "metrics.jsonl", "ledger.jsonl")
@@ -73,12 +75,15 @@ class Place:
 
         return self._made(f"{method} far", go)
 
+    def put(self, name: str, folder: Path) -> None:
+        """Take a finished run that was made in another way."""
+        self._runs[name] = folder
+
     def try_run(self, method: str) -> None:
         self._run(method)
 
     def _run(self, method: str) -> Path:
-        settings = {"fedseq": ["--epochs", "4"], "fedavg": ["--rounds", "2", "--epochs", "1"], "fedgram": []}[method]
-        flags = [*self.kind.flags(self.silos.root), "--model", self.kind.network(self.silos.root), *settings]
+        flags = [*self.kind.flags(self.silos.root), "--model", self.kind.network(self.silos.root), *FLAGS[method]]
         out = self.root / f"{method}-here"
         training = ("--lr", str(TRAINING.lr), "--batch-size", str(TRAINING.batch_size), "--threads", "1")
         ekiden("run", method, "--silos", *self.silos.paths, *flags, *training, "--out", out)
@@ -281,7 +286,7 @@ def ended(place: Place, method: str, where: str) -> Path | None:
 
 
 @each_method
-def test_far_it_is_trained_and_verified(place: Place, method: str, tmp_path: Path) -> None:
+def test_far_it_is_trained_and_verified(place: Place, method: str) -> None:
     run = ended(place, method, "far")
     if run is None:
         return
