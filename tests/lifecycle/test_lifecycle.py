@@ -293,6 +293,7 @@ def test_far_it_is_trained_and_verified(place: Place, method: str) -> None:
     last = read_lines(run / "metrics.jsonl")[-1]
     assert np.isfinite(last["loss"])
     assert last.get("metric", "accuracy") == (place.kind.told or place.kind.metric)
+    assert read_config(run)["dataset"] == "own data"  # each silo calls its own by its file
     assert "verified: " in ekiden("verify", run)
 
 

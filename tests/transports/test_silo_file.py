@@ -51,6 +51,12 @@ def test_the_defaults_allow_no_method_that_pools_data(tmp_path: Path) -> None:
     assert "centralized" not in methods
 
 
+def test_a_path_that_is_not_there_is_named_with_the_file(tmp_path: Path) -> None:
+    file = read(write(tmp_path, GOOD.replace("digits", "data")))
+    with pytest.raises(UserError, match=r"silo\.toml: data\.path: unknown data set 'data': .* no file or folder"):
+        file.load()
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -27,7 +27,8 @@ def agree(
     one = _alike(plan, hellos)
     inputs = of_terms(one.inputs)
     task = task_of_terms(one.task)
-    model = models.default_for(one.dataset, one.shape, inputs, task) if plan.model == "auto" else plan.model
+    dataset = one.dataset if len({hello.dataset for hello in hellos.values()}) == 1 else "own data"
+    model = models.default_for(dataset, one.shape, inputs, task) if plan.model == "auto" else plan.model
     agreed = Agreement(
         run=run_id,
         version=code_version(),
@@ -35,7 +36,7 @@ def agree(
         hyperparameters=plain(plan.method),
         training=asdict(plan.training),
         model=model,
-        dataset=one.dataset,
+        dataset=dataset,
         shape=one.shape,
         classes=one.classes,
         mean=one.mean,

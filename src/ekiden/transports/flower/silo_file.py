@@ -4,6 +4,7 @@ import importlib.util
 import sys
 import tomllib
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -220,9 +221,10 @@ class SiloFile:
             )
             found = known.scaled(found)
         else:
-            path = str(own) if own.exists() else data.path
             how = reading.chosen()
-            found = load(path, size=data.size or None, task=data.task, classes=data.classes or None, **how)
+            with nullcontext() if own.exists() else at(f"{self.path}: data.path"):
+                path = str(own) if own.exists() else data.path
+                found = load(path, size=data.size or None, task=data.task, classes=data.classes or None, **how)
         return _of_one_length(found) if found.inputs.ragged else found
 
     def _call(self) -> Dataset | FederatedData:
