@@ -265,7 +265,7 @@ def test_a_metric_of_ones_own() -> None:
     task = Regression(metric=own_metric(near, higher=False))
     found = scores(task, torch.tensor([[1.0], [2.0]]), torch.tensor([1.0, 5.0]), 1)
     assert found.score() == 3
-    assert list(found.metrics()) == ["near", "rmse", "mae", "r2"]
+    assert list(found.metrics()) == ["near", "rmse", "mae", "mse", "r2"]
     assert recorded(task)["metric"] == "near"
     assert recorded(task)["higher"] is False
     with pytest.raises(UserError, match="the metric broken failed: what now"):
@@ -280,7 +280,7 @@ def test_undefined_is_left_out_and_not_counted_as_zero() -> None:
     found = scores(Classification(metric="auroc"), torch.randn(5, 2, generator=DRAW), y, 2)
     assert isnan(found.score())
     assert "auroc" not in found.metrics()
-    assert scores(Regression(), torch.zeros(1, 1), torch.ones(1), 1).metrics().keys() == {"rmse", "mae"}
+    assert scores(Regression(), torch.zeros(1, 1), torch.ones(1), 1).metrics().keys() == {"rmse", "mae", "mse"}
 
 
 def test_groups_for_partitions() -> None:

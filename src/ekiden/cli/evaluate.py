@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isnan
 from pathlib import Path
@@ -15,8 +16,9 @@ from ekiden.base import outside
 from ekiden.base.errors import UserError
 from ekiden.cli.console import console
 from ekiden.data.kinds import Inputs
-from ekiden.data.tasks import Metric, recorded
+from ekiden.data.tasks import Metric, Task, recorded
 from ekiden.data.tasks.base import measured
+from ekiden.data.tasks.figures import Figures, Wanted
 from ekiden.engine.folder import read_config
 from ekiden.engine.networks import read_model
 from ekiden.engine.setup import check_same_data
@@ -24,6 +26,8 @@ from ekiden.results.model import inputs_of, task_in
 from ekiden.runs import summary
 from ekiden.runs.plan import judge, stored
 from ekiden.serving.loading import open_run
+
+_MOST_NAMED = 20  # classes whose shares are printed
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,10 @@ class EvaluateOptions:
     """the personal model of this client instead of the global one"""
     metric: str = ""
     """another headline metric than the run's, by its name, or FILE.py:NAME; naming one measures all"""
+    threshold: float | None = None
+    """of two classes: also show this threshold of the second class's probability"""
+    sensitivity: float = 0.95
+    """of two classes: also show the highest threshold with this sensitivity"""
     json: bool = False
     """print JSON instead of tables"""
 
@@ -76,6 +84,8 @@ def evaluate(options: EvaluateOptions) -> None:
     model, full = read_model(options.run, name, build), test.task.measures_all or None
     scores = test.scores(model, personal=bool(options.client), full=full)
     headline, everything = test.task.headline, scores.metrics() if test.task.measures_all else {}
+    wanted = Wanted(options.threshold, options.sensitivity)
+    told = test.figures(scores, wanted) if test.task.measures_all else None
     groups = {"client": test.by_client(scores) if other is None else {}}
     groups |= {"domain": test.by_domain(scores), "class": test.by_class(scores)}
     run = summary.summarise(options.run)
@@ -86,17 +96,46 @@ def evaluate(options: EvaluateOptions) -> None:
     if options.json:
         value = scores.score()
         found = {headline.name: None if isnan(value) else value, "samples": len(scores)}
-        print(json.dumps({**found, **({"metrics": everything} if everything else {}), **groups}))
+        more = {"metrics": everything, "figures": told.to_json()} if told else {}
+        print(json.dumps({**found, **more, **groups}))
         return
     of = "validation samples (the run's --tune)" if plan.tune and other is None else "test samples"
-    told = other is None and headline.name == "accuracy"
-    guess = f" (always the commonest class: {100 * test.majority:.2f} %)" if told else ""
+    known = other is None and headline.name == "accuracy"
+    guess = f" (always the commonest class: {100 * test.majority:.2f} %)" if known else ""
     console.print(f"{headline.name} {headline.shown(scores.score())}{headline.unit} on {len(scores)} {of}{guess}")
     if others := [m for m in measured(test.task) if m.name in everything and m.name != headline.name]:
         console.print(", ".join(f"{m.name} {m.shown(everything[m.name])}{m.unit}" for m in others), soft_wrap=True)
+    if told:
+        show(told, test.task, data.dataset.classes)
     for group, rows in groups.items():
         if rows:
             console.print(_values(group, rows, headline))
+
+
+def show(found: Figures, task: Task, classes: Sequence[object]) -> None:
+    """Print figures with their intervals, and thresholds."""
+    table = Table("figure", "value", "95 % interval", "error by bins")
+    for metric in task.metrics:
+        if metric.name not in found.values:
+            continue
+        interval, error = found.intervals.get(metric.name), found.errors.get(metric.name)
+        ends = f"{metric.shown(interval[0])} to {metric.shown(interval[1])}" if interval else ""
+        off = f"below {metric.scale * error:.2g}" if error and error >= 1e-6 else ""
+        table.add_row(metric.name + metric.unit, metric.shown(found.values[metric.name]), ends, off)
+    console.print(table)
+    if found.prevalence and len(classes) == len(found.prevalence) <= _MOST_NAMED:
+        shares = (f"{name} {100 * share:.2f} %" for name, share in zip(classes, found.prevalence, strict=True))
+        console.print(f"share of test samples: {', '.join(shares)}", soft_wrap=True)
+    if found.thresholds:
+        table = Table("threshold", "at", "sensitivity %", "interval", "specificity %", "interval", "PPV %", "NPV %")
+        for one in found.thresholds:
+            within = {name: f"{100 * a:.1f} to {100 * b:.1f}" for name, (a, b) in one.intervals.items()}
+            values = [f"{100 * v:.1f}" if v is not None else "-" for v in (one.predictive, one.negative_predictive)]
+            table.add_row(
+                *(one.rule, f"{one.threshold:.4g}", f"{100 * one.sensitivity:.1f}", within["sensitivity"]),
+                *(f"{100 * one.specificity:.1f}", within["specificity"], *values),
+            )
+        console.print(table)
 
 
 def _on_other_data(options: EvaluateOptions) -> None:

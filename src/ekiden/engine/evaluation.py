@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from ekiden.data.samples import FederatedData, Subset
 from ekiden.data.tasks import MultiLabel, Scores, Task
+from ekiden.data.tasks.counting import counting_of
+from ekiden.data.tasks.figures import Figures, Wanted, figures
 from ekiden.engine import wire
 from ekiden.engine.drive import Evaluator
 from ekiden.engine.method import Method
@@ -227,6 +229,7 @@ class TestSet:
             metrics: each metric on the union.
             groups: the same by client, domain, and class (or label, or target), for up to 100 of them.
             confusion: confusion matrix of classes or pixels, for one model of up to 100 classes; rows are labels.
+            figures: what silos would report about the same answers of one model, with intervals; see `Figures`.
         """
         dataset = self._data.dataset
         groups: dict[str, dict[str, dict[str, float]]] = {}
@@ -251,7 +254,14 @@ class TestSet:
         }
         if len(each) == 1 and len(dataset.classes) <= _MOST_CLIENTS_LISTED and (table := each[0].confusion()):
             found["confusion"] = table
+        if len(each) == 1:
+            found["figures"] = self.figures(each[0]).to_json()
         return found
+
+    def figures(self, scores: Scores, wanted: Wanted = Wanted()) -> Figures:  # noqa: B008  (frozen)
+        """Return what follows from the counts of some answers, with probabilities, as between machines."""
+        counting = counting_of(self.task, self._data.dataset.outputs, full=True)
+        return figures(counting, counting.count(scores, train=self._data.dataset.train.y), wanted)
 
     def _own(self, models: Mapping[str, Weights]) -> list[float]:
         """Return the headline metric of each model on the test data of the client that trained it, if it has any."""

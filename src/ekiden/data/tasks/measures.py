@@ -142,12 +142,28 @@ def _label_calibration(s: Scores) -> float:
     return float(_torchmetrics().binary_calibration_error(torch.maximum(p, 1 - p), right.long(), n_bins=_BINS))
 
 
+def _brier(s: Scores) -> float:
+    """Return the mean of (p - y)² over samples: of the second of two classes, or summed over more classes."""
+    wanted = F.one_hot(s.y, s.outputs).double()
+    squares = (_probabilities(s).double() - wanted).square()
+    return float(squares[:, 1].mean() if s.outputs == 2 else squares.sum(1).mean())
+
+
+def _label_brier(s: Scores) -> float:
+    """Return the mean of (p - y)² over samples and labels."""
+    return float((s.answers.double() - s.y).square().mean())
+
+
 def _errors(s: Scores) -> Tensor:
     return s.answers.double() - s.y.view(s.answers.shape).double()
 
 
 def _squared(s: Scores) -> Tensor:
-    return _errors(s).square().mean(0).sqrt()
+    return _mean_squared(s).sqrt()
+
+
+def _mean_squared(s: Scores) -> Tensor:
+    return _errors(s).square().mean(0)
 
 
 def _absolute(s: Scores) -> Tensor:
@@ -182,6 +198,7 @@ OF_CLASSES = (
     Metric("auroc", _Mean(_auroc), each=_auroc),
     Metric("average_precision", _average_precision, each=_precision),
     Metric("calibration_error", _calibration, higher=False),
+    Metric("brier", _brier, higher=False, share=False),
 )
 OF_LABELS = (
     Metric("auroc", _Mean(_label_auroc), each=_label_auroc),
@@ -190,10 +207,12 @@ OF_LABELS = (
     Metric("accuracy", mean_right, each=_label_right),
     Metric("balanced_accuracy", _Mean(_label_recall), each=_label_recall),
     Metric("calibration_error", _label_calibration, higher=False),
+    Metric("brier", _label_brier, higher=False, share=False),
 )
 OF_NUMBERS = (
     Metric("rmse", _Mean(_squared), higher=False, share=False, each=_squared),
     Metric("mae", _Mean(_absolute), higher=False, share=False, each=_absolute),
+    Metric("mse", _Mean(_mean_squared), higher=False, share=False, each=_mean_squared),
     Metric("r2", _Mean(_determination), share=False, each=_determination),
 )
 OF_PIXELS = (

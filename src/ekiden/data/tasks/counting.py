@@ -1,0 +1,419 @@
+"""What is counted of a model's answers: whole numbers that add up over silos, from which all figures follow.
+
+Numbers that are not counts are in fixed point, so that sums of silos are exact and masks can hide them.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, floor, log10, prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ekiden.base.errors import UserError
+from ekiden.data.tasks.base import Scores, Task, confusion
+from ekiden.data.tasks.places import Segmentation
+from ekiden.data.tasks.vectors import Classification, MultiLabel, Regression
+
+FIXED = 1 << 20
+"""the whole number that stands for 1 in sums"""
+MOST_LOSS = 10.0
+"""largest loss of a sample in a coarse sum"""
+_LARGEST = 1000.0  # of a number in an exact sum
+_STEPS = 16  # by which one sample moves a coarse sum at most
+_REACH = 16  # bins of scores: logits from -16 to 16
+_FINENESS = ((2, 128), (16, 32), (128, 8))  # up to so many classes with scores, so many bins in a unit of the logit
+_MOST_BINNED = _FINENESS[-1][0]
+_MOST_TABLE = 100  # classes of a confusion matrix
+_MOST_TRAIN = 1000  # classes whose training labels are counted
+GROUPS = 15
+"""groups of equal width of the calibration error, as is usual"""
+
+
+class Part(NamedTuple):
+    """Numbers that are counted together; `name` says what they are."""
+
+    name: str
+    shape: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Care:
+    """How carefully a silo tells about its samples.
+
+    Attributes:
+        samples: with fewer samples nothing is told. If `coarse`, bins of scores with fewer are joined.
+        positives: samples of classes, and labels, with fewer samples are left out of what is told by class.
+        coarse: whether another party could have made the model, so that it answers to one sample. Then scores in sparse
+            bins are moved to their neighbours, and one sample moves a sum by a few steps only.
+    """
+
+    samples: int = 1
+    positives: int = 1
+    coarse: bool = False
+
+
+EXACT = Care()
+
+
+class Counting(ABC):
+    """Counts what a model answers to samples of one task.
+
+    Attributes:
+        task: what the labels mean.
+        outputs: K.
+        full: whether scores are counted in bins, too, where the task has scores.
+    """
+
+    def __init__(self, task: Task, outputs: int, *, full: bool) -> None:
+        self.task = task
+        self.outputs = outputs
+        self.full = full
+
+    @abstractmethod
+    def parts(self) -> Sequence[Part]:
+        """Return what is counted by this kind of task, in addition to what all count."""
+
+    @abstractmethod
+    def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
+        """Return the numbers of `parts` by name."""
+
+    @cached_property
+    def layout(self) -> tuple[Part, ...]:
+        """All numbers, in order.
+
+        reports: silos with enough samples; samples; broken: silos where a loss is not a number; exact: samples of
+        silos that were not coarse; loss: sum of the losses; far: silos where the model has diverged; train: labels of
+        the training samples.
+        """
+        train = self.outputs if self.outputs <= _MOST_TRAIN and not isinstance(self.task, Regression) else 0
+        first = [Part(name) for name in ("reports", "samples", "broken", "exact", "loss", "far", "trained")]
+        return (*first, Part("train", (train,)), *self.parts())
+
+    @property
+    def size(self) -> int:
+        """The length of the vector of all numbers."""
+        return sum(part.size for part in self.layout)
+
+    def count(self, s: Scores, care: Care = EXACT, train: Tensor | None = None) -> Tensor:
+        """Return all numbers of some samples, (size,) int64; zeros if there are too few samples.
+
+        Args:
+            s: the answers, with probabilities if `full`.
+            care: what is left out, or coarse.
+            train: labels of the training samples; None if they are not counted.
+        """
+        units = self.task.units(s.y) if len(s) else None
+        if units is not None:
+            s = s.at((units > 0).nonzero().flatten())
+        if len(s) < max(care.samples, 1):
+            return torch.zeros(self.size, dtype=torch.int64)
+        loss = s.loss.double()
+        weights = torch.ones(len(s), dtype=torch.float64) if care.coarse else self._weights(s)
+        found = {
+            "reports": torch.tensor(1),
+            "samples": torch.tensor(len(s)),
+            "broken": loss.isnan().any().long(),
+            "exact": torch.tensor(0 if care.coarse else len(s)),
+            "loss": _coarse_loss(loss) if care.coarse else fixed(loss * weights),
+            "far": torch.tensor(int(self._far(s))),
+            **self._trained(care, train),
+            **self.measure(s, care),
+        }
+        return torch.cat([found[part.name].reshape(part.size).long() for part in self.layout])
+
+    def split(self, numbers: Tensor) -> dict[str, Tensor]:
+        """Return a vector of numbers by name.
+
+        Raises:
+            UserError: it has another length, or is not of whole numbers.
+        """
+        if numbers.dtype != torch.int64 or numbers.shape != (self.size,):
+            raise UserError(f"counts of {tuple(numbers.shape)} do not fit {self.task.kind}: refused")
+        pieces = torch.split(numbers, [part.size for part in self.layout])
+        return {part.name: piece.reshape(part.shape) for part, piece in zip(self.layout, pieces, strict=True)}
+
+    def _weights(self, s: Scores) -> Tensor:
+        """Return the weights of the samples in the mean loss."""
+        units = self.task.units(s.y)
+        return torch.ones(len(s), dtype=torch.float64) if units is None else units.double()
+
+    def _far(self, s: Scores) -> bool:
+        """Return whether the model has diverged: the loss is above 30 and 10 times that of guessing."""
+        loss, guess = s.mean_loss(), self.task.guess(self.outputs)
+        return loss != loss or loss > max(30.0, 10 * guess)  # noqa: PLR0124  (NaN)
+
+    def _trained(self, care: Care, train: Tensor | None) -> dict[str, Tensor]:
+        size = next(part.size for part in self.layout if part.name == "train")
+        if not size or train is None:
+            return {"trained": torch.tensor(0), "train": torch.zeros(size)}
+        counts = self.task.counts(train, self.outputs).cpu()[:size]
+        return {"trained": torch.tensor(len(train)), "train": torch.where(counts < care.positives, 0, counts)}
+
+
+class OfClasses(Counting):
+    """One class for each sample.
+
+    table: samples by label and answer (the last column is for other outputs); of many classes only `hits`, `labels`
+    and `answers`. scores: samples of each class and of the others by bins of its probability; of two classes only of
+    the second. top: wrong and right answers by bins of the largest probability. brier and confidence: sums.
+    """
+
+    @property
+    def scored(self) -> int:
+        """Number of classes whose scores are counted."""
+        return 1 if self.outputs == 2 else self.outputs if self.outputs <= _MOST_BINNED else 0
+
+    @cached_property
+    def edges(self) -> Tensor:
+        """Inner boundaries of the bins, as logits."""
+        return edges(self.scored)
+
+    def parts(self) -> Sequence[Part]:
+        """See `Counting`."""
+        k = self.outputs
+        table = (
+            [Part("table", (k, k + 1))]
+            if k <= _MOST_TABLE
+            else [Part(name, (k,)) for name in ("hits", "labels", "answers")]
+        )
+        if not self.full or not self.scored:
+            return [Part("right"), *table]
+        bins = len(self.edges) + 1
+        scores = [Part("scores", (self.scored, 2, bins)), Part("top", (2, bins))]
+        return [Part("right"), *table, *scores, Part("brier"), Part("confidence", (GROUPS,))]
+
+    def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
+        """See `Counting`."""
+        right = s.right.sum()
+        labels = torch.bincount(s.y, minlength=self.outputs)
+        s = s.at((labels[s.y] >= care.positives).nonzero().flatten())
+        table = confusion(s)
+        found = {
+            "right": right,
+            "table": table,
+            "hits": table.diagonal(),
+            "labels": table.sum(1),
+            "answers": table[:, : self.outputs].sum(0),
+        }
+        if not self.full or not self.scored:
+            return found
+        p, y = s.answers.double().nan_to_num(0), torch.nn.functional.one_hot(s.y, self.outputs)
+        places = torch.stack([binned(p[:, k], self.edges) for k in self._classes])
+        scores = torch.stack(
+            [_by(row, y[:, k], len(self.edges) + 1) for row, k in zip(places, self._classes, strict=True)]
+        )
+        most, answer = p.max(1)
+        top = _by(binned(most, self.edges), (answer == s.y).long(), len(self.edges) + 1)
+        errors = (p[:, : self.outputs] - y).square()
+        brier = errors[:, 1] if self.outputs == 2 else errors.sum(1)
+        group = group_of(most)
+        sums = torch.stack([fixed(most[group == g]) for g in range(GROUPS)])
+        if care.coarse:
+            return found | {
+                "scores": torch.stack([joined(rows, care.samples) for rows in scores]),
+                "top": joined(top, care.samples),
+                "brier": torch.tensor(0),
+                "confidence": torch.zeros(GROUPS),
+            }
+        return found | {"scores": scores, "top": top, "brier": fixed(brier), "confidence": sums}
+
+    @property
+    def _classes(self) -> range:
+        return range(1, 2) if self.outputs == 2 else range(self.outputs)
+
+
+class OfLabels(Counting):
+    """Several labels for each sample: for each of them samples without and with it (rows), and answers (columns).
+
+    A label that fewer samples have, or lack, than `Care.positives` is left out.
+    """
+
+    @property
+    def scored(self) -> int:
+        """Number of labels whose scores are counted."""
+        return self.outputs if self.outputs <= _MOST_BINNED else 0
+
+    @cached_property
+    def edges(self) -> Tensor:
+        """Inner boundaries of the bins, as logits."""
+        return edges(self.scored)
+
+    def parts(self) -> Sequence[Part]:
+        """See `Counting`."""
+        tables = Part("tables", (self.outputs, 2, 2))
+        if not self.full or not self.scored:
+            return [tables]
+        bins = len(self.edges) + 1
+        return [tables, Part("scores", (self.scored, 2, bins)), Part("brier"), Part("confidence", (GROUPS,))]
+
+    def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
+        """See `Counting`."""
+        there = (s.y > 0.5).long()
+        p = s.answers.double().nan_to_num(0)
+        answer = (p >= 0.5).long()
+        pairs = zip(there.T, answer.T, strict=True)
+        tables = torch.stack([torch.bincount(2 * a + b, minlength=4).view(2, 2) for a, b in pairs])
+        shown = tables.sum(2).amin(1) >= (care.positives if care.positives > 1 else 0)
+        found = {"tables": tables * shown[:, None, None]}
+        if not self.full or not self.scored:
+            return found
+        size = len(self.edges) + 1
+        scores = torch.stack([_by(binned(a, self.edges), b, size) for a, b in zip(p.T, there.T, strict=True)])
+        scores = scores * shown[:, None, None]
+        most = torch.where(answer > 0, p, 1 - p)[:, shown]
+        sums = torch.stack([fixed(most[group_of(most) == g]) for g in range(GROUPS)])
+        if care.coarse:
+            scores = torch.stack([joined(rows, care.samples) for rows in scores])
+            return found | {"scores": scores, "brier": torch.tensor(0), "confidence": torch.zeros(GROUPS)}
+        return found | {"scores": scores, "brier": fixed((p - there).square()[:, shown]), "confidence": sums}
+
+
+class OfNumbers(Counting):
+    """Numbers for each sample, standardised as in training: sums of errors and targets, and of their squares."""
+
+    @property
+    def regression(self) -> Regression:
+        """The task, which says how numbers are standardised."""
+        assert isinstance(self.task, Regression)
+        return self.task
+
+    def parts(self) -> Sequence[Part]:
+        """See `Counting`."""
+        return [Part(name, (self.outputs,)) for name in ("absolute", "squared", "target", "target_squared")]
+
+    def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
+        """See `Counting`."""
+        mean, std = torch.tensor([self.regression.mean, self.regression.std], dtype=torch.float64)
+        y = (s.y.double().view(s.answers.shape) - mean) / std
+        errors = ((s.answers.double() - mean) / std - y).nan_to_num(_LARGEST)
+        squares = (errors.abs(), errors.square(), y, y.square())
+        if care.coarse:
+            root = MOST_LOSS**0.5
+            tell = zip(squares, (root, MOST_LOSS, root, MOST_LOSS), strict=True)
+            sums = [_stepped(values.clamp(-most, most).sum(0), most) for values, most in tell]
+        else:
+            sums = [fixed(values, 0) for values in squares]
+        return dict(zip(("absolute", "squared", "target", "target_squared"), sums, strict=True))
+
+
+class OfPlaces(Counting):
+    """A class for each of several places of a sample (pixels, tokens): places, and right answers among them.
+
+    table: places by label and answer, of up to 100 classes.
+    """
+
+    def parts(self) -> Sequence[Part]:
+        """See `Counting`."""
+        with_table = isinstance(self.task, Segmentation) and self.outputs <= _MOST_TABLE
+        table = [Part("table", (self.outputs, self.outputs + 1))] if with_table else []
+        return [Part("places"), Part("right"), *table]
+
+    def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
+        """See `Counting`."""
+        units = self._weights(s)
+        right = (s.right.double() * units).round()
+        found = {"places": units.sum(), "right": right.sum()}
+        if any(part.name == "table" for part in self.parts()):
+            found["table"] = confusion(s)
+        if not care.coarse:
+            return found
+        step = max(float(units.max()) / _STEPS, 1.0)
+        return {name: (numbers / step).round() * step for name, numbers in found.items()}
+
+
+def counting_of(task: Task, outputs: int, *, full: bool) -> Counting:
+    """Return what counts answers to samples of a task; see `Counting`."""
+    match task:
+        case Classification():
+            return OfClasses(task, outputs, full=full)
+        case MultiLabel():
+            return OfLabels(task, outputs, full=full)
+        case Regression():
+            return OfNumbers(task, outputs, full=full)
+        case _:
+            return OfPlaces(task, outputs, full=full)
+
+
+def edges(scored: int) -> Tensor:
+    """Return the inner boundaries of the bins of scores as logits, ascending, float64.
+
+    They are even in the logit, and finer if few classes have scores. The boundaries of the groups of the calibration
+    error are among them.
+    """
+    unit = next((bins for most, bins in _FINENESS if scored <= most), 1)
+    even = torch.arange(-_REACH * unit, _REACH * unit + 1, dtype=torch.float64) / unit
+    groups = torch.logit(torch.arange(1, GROUPS, dtype=torch.float64) / GROUPS)
+    return torch.cat([even, groups]).sort().values
+
+
+def binned(p: Tensor, inner: Tensor) -> Tensor:
+    """Return the bin (n,) of each probability."""
+    return torch.bucketize(torch.logit(p.double()), inner, right=True)
+
+
+def group_of(p: Tensor) -> Tensor:
+    """Return the group of the calibration error to which a probability belongs."""
+    return (p.double() * GROUPS).ceil().long().clamp(1, GROUPS) - 1
+
+
+def joined(rows: Tensor, least: int) -> Tensor:
+    """Return counts (R, bins) in which bins with fewer than `least` samples are joined with their neighbours.
+
+    The samples of the joined bins are counted in the bin of the sample in their middle.
+    """
+    found = torch.zeros_like(rows)
+    totals = rows.sum(0)
+    inside: list[int] = []
+    cells: list[list[int]] = []
+    for place in totals.nonzero().flatten().tolist():
+        inside.append(place)
+        if int(totals[inside].sum()) >= least:
+            cells.append(inside)
+            inside = []
+    if inside and cells:
+        cells[-1] += inside
+    for cell in cells:
+        below = totals[cell].cumsum(0)
+        middle = int((2 * below >= below[-1]).nonzero()[0, 0])
+        found[:, cell[middle]] = rows[:, cell].sum(1)
+    return found
+
+
+def fixed(values: Tensor, dim: int | None = None) -> Tensor:
+    """Return the sum of numbers in fixed point, each rounded first and bounded by 1000; along `dim`, or of all."""
+    if dim is None:
+        values, dim = values.flatten(), 0
+    bounded = values.double().nan_to_num(_LARGEST).clamp(-(_LARGEST**2), _LARGEST**2)
+    return (bounded * FIXED).round().long().sum(dim)
+
+
+def _by(places: Tensor, rows: Tensor, bins: int) -> Tensor:
+    """Count samples by row (0 or 1) and bin, (2, bins)."""
+    return torch.bincount(rows * bins + places, minlength=2 * bins).view(2, bins)
+
+
+def _stepped(total: Tensor, most: float) -> Tensor:
+    """Return a sum in fixed point, in steps of which a sample adds at most 16."""
+    step = most / _STEPS
+    return ((total / step).round() * step * FIXED).round().long()
+
+
+def _coarse_loss(loss: Tensor) -> Tensor:
+    """Return the sum of the losses, from a mean of two significant digits, or in steps of 10/n if these are larger.
+
+    One sample moves the mean by one step at most.
+    """
+    samples, mean = len(loss), float(loss.nan_to_num(MOST_LOSS).clamp(max=MOST_LOSS).mean())
+    share = MOST_LOSS / samples
+    digit = 10.0 ** floor(log10(share))
+    step = max(ceil(share / digit) * digit, 10.0 ** (floor(log10(mean)) - 1) if mean > 0 else 0.0)
+    return torch.tensor(round(round(mean / step) * step * samples * FIXED))

@@ -1,0 +1,511 @@
+"""The figures of a study, from what was counted: values, intervals, and how far binned scores can be off."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from math import exp, isnan, nan, sqrt
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ekiden.base.errors import UserError
+from ekiden.data.tasks.counting import FIXED, GROUPS, Counting, OfClasses, OfLabels, OfNumbers
+
+Interval = tuple[float, float]
+_Z = 1.959963984540054  # of the normal distribution, for 95 %
+_DRAWS = 1000  # of the bootstrap
+_POINTS = 8  # within a bin, at which the precision is taken
+_TENTHS = 10  # points of a calibration curve
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """How well a threshold of the second class's probability tells the two classes apart.
+
+    Attributes:
+        rule: how it was chosen.
+        threshold: samples with this probability or more are called positive.
+        sensitivity: share of the positive samples that are.
+        specificity: share of the negative samples that are not.
+        predictive: share of the samples called positive that are; None if there is none.
+        negative_predictive: share of the samples called negative that are.
+        intervals: of sensitivity and specificity, 95 % (Wilson).
+    """
+
+    rule: str
+    threshold: float
+    sensitivity: float
+    specificity: float
+    predictive: float | None
+    negative_predictive: float | None
+    intervals: Mapping[str, Interval]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What follows from counts. Figures that are not defined are absent.
+
+    Attributes:
+        samples: test samples that were counted.
+        silos: silos that told about their samples.
+        values: the metrics of the task, by their names.
+        intervals: 95 % intervals of some of them, as if samples were drawn independently.
+        errors: how far a value from binned scores can be from that of the scores themselves; absent if scores in sparse
+            bins were moved.
+        joined: whether some silos moved scores in sparse bins to their neighbours, so that these errors are not known.
+        each: the metrics of each class, label or target.
+        prevalence: share of each class, or of samples with each label.
+        majority: accuracy of always giving the commonest label of the training samples.
+        thresholds: of two classes.
+        calibration: of two classes, by tenths of the samples: samples, mean score, share of the second class.
+        confusion: samples (pixels) by label and answer.
+    """
+
+    samples: int
+    silos: int
+    values: Mapping[str, float] = field(default_factory=dict)
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
+    errors: Mapping[str, float] = field(default_factory=dict)
+    joined: bool = False
+    each: tuple[Mapping[str, float], ...] = ()
+    prevalence: tuple[float, ...] = ()
+    majority: float | None = None
+    thresholds: tuple[Threshold, ...] = ()
+    calibration: tuple[tuple[int, float, float], ...] = ()
+    confusion: tuple[tuple[int, ...], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures as plain values, as a file has them, without those that are empty."""
+        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return {name: value for name, value in found.items() if value not in ([], {}, None, False)}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which thresholds are shown, in addition to 0.5 and Youden's.
+
+    Attributes:
+        threshold: one that was chosen before.
+        sensitivity: the least that the highest threshold must have.
+    """
+
+    threshold: float | None = None
+    sensitivity: float = 0.95
+
+    def __post_init__(self) -> None:
+        for name, value in (("--threshold", self.threshold), ("--sensitivity", self.sensitivity)):
+            if value is not None and not 0 <= value <= 1:
+                raise UserError(f"{name} {value:g} is not a share: give a number from 0 to 1")
+
+
+def figures(counting: Counting, numbers: Tensor, wanted: Wanted | None = None) -> Figures:
+    """Return what follows from the sum of all counts; without `wanted`, no intervals, thresholds and calibration."""
+    n = {name: values.double().numpy() for name, values in counting.split(numbers).items()}
+    samples, silos = int(n["samples"]), int(n["reports"])
+    if not samples:
+        return Figures(0, silos)
+    joined = int(n["exact"]) < samples and "scores" in n
+    loss = nan if n["broken"] else float(n["loss"]) / FIXED
+    match counting:
+        case OfClasses():
+            found = _of_classes(n, counting, wanted, joined=joined)
+        case OfLabels():
+            found = _of_labels(n, counting, joined=joined)
+        case OfNumbers():
+            found = _of_numbers(n, counting)
+        case _:
+            found = _of_places(n)
+    per = float(n["places"]) if "places" in n and int(n["exact"]) == samples else samples
+    values = {"loss": loss / per if per else nan, **found.pop("values")}
+    if counting.task.kind == "language-modelling":
+        values["perplexity"] = exp(values["loss"]) if values["loss"] < 700 else float("inf")
+    if joined:
+        found["errors"] = {}
+    known = {name: float(value) for name, value in values.items() if not isnan(value)}
+    return Figures(samples, silos, known, joined=joined, **found)
+
+
+def _of_classes(n: dict[str, Any], counting: OfClasses, wanted: Wanted | None, *, joined: bool) -> dict[str, Any]:
+    """Return the figures of one class for each sample, as arguments of `Figures`."""
+    table, samples = n.get("table"), int(n["samples"])
+    hits, labels, answers = (
+        (n["hits"], n["labels"], n["answers"])
+        if table is None
+        else (table.diagonal(), table.sum(1), table[:, :-1].sum(0))
+    )
+    recall, f1 = _recall_f1(hits, labels, answers)
+    each = {"accuracy": recall, "macro_f1": f1}
+    values = {"accuracy": float(n["right"]) / samples, "balanced_accuracy": _mean(recall), "macro_f1": _mean(f1)}
+    intervals = {"accuracy": wilson(float(n["right"]), samples)} if wanted else {}
+    more: dict[str, Any] = {}
+    if table is not None:
+        intervals |= _of_table(table) if wanted else {}
+        more["confusion"] = tuple(tuple(map(int, row)) for row in table[:, :-1])
+    if "scores" in n:
+        ranked = [Ranked(rows[0], rows[1], middles(counting.edges), bounds(counting.edges)) for rows in n["scores"]]
+        two = counting.outputs == 2
+        found, errors = _of_scores(ranked, n, samples=float(n["scores"][0].sum()), joined=joined)
+        values |= found
+        each |= {} if two else {"auroc": _all(ranked, "auroc"), "average_precision": _all(ranked, "average_precision")}
+        values["calibration_error"], errors["calibration_error"] = _calibration(n, counting.edges, joined=joined)
+        more["errors"] = {name: error for name, error in errors.items() if not isnan(error)}
+        if two and ranked[0].both and wanted:
+            intervals["auroc"] = ranked[0].delong()
+            intervals |= ranked[0].bootstrap()
+            more["thresholds"] = ranked[0].thresholds(wanted)
+            more["calibration"] = ranked[0].curve()
+    counted = float(labels.sum())
+    return {
+        "values": values,
+        "intervals": intervals,
+        "each": _rows(each, counting.outputs),
+        "prevalence": tuple((labels / counted).tolist()) if counted else (),
+        "majority": _majority(n, labels),
+        **more,
+    }
+
+
+def _of_labels(n: dict[str, Any], counting: OfLabels, *, joined: bool) -> dict[str, Any]:
+    """Return the figures of several labels for each sample, as arguments of `Figures`."""
+    tables = n["tables"]
+    samples = tables.sum((1, 2))
+    hits, there, answers = tables[:, 1, 1], tables[:, 1].sum(1), tables[:, :, 1].sum(1)
+    right = tables[:, 0, 0] + hits
+    with np.errstate(invalid="ignore", divide="ignore"):
+        recalls = (hits / there + tables[:, 0, 0] / (samples - there)) / 2
+        each = {
+            "macro_f1": np.where(there + answers > 0, 2 * hits / (there + answers), nan),
+            "accuracy": right / samples,
+            "balanced_accuracy": recalls,
+        }
+        prevalence = there / samples
+    total = float(samples.sum())
+    values = {
+        "macro_f1": _mean(each["macro_f1"]),
+        "accuracy": float(right.sum()) / total if total else nan,
+        "balanced_accuracy": _mean(recalls),
+    }
+    more: dict[str, Any] = {}
+    if "scores" in n:
+        ranked = [Ranked(rows[0], rows[1], middles(counting.edges), bounds(counting.edges)) for rows in n["scores"]]
+        found, errors = _of_scores(ranked, n, samples=total, joined=joined)
+        n["top"] = _top_of_labels(n["scores"], counting.edges)
+        values |= found
+        values["calibration_error"], errors["calibration_error"] = _calibration(n, counting.edges, joined=joined)
+        each |= {"auroc": _all(ranked, "auroc"), "average_precision": _all(ranked, "average_precision")}
+        more["errors"] = {name: error for name, error in errors.items() if not isnan(error)}
+    guess = None
+    if n["trained"] and total:
+        common = n["train"] >= 0.5 * float(n["trained"])
+        guess = float(np.where(common, there, samples - there).sum()) / total
+    return {
+        "values": values,
+        "each": _rows(each, counting.outputs),
+        "prevalence": tuple(np.nan_to_num(prevalence).tolist()),
+        "majority": guess,
+        **more,
+    }
+
+
+def _of_numbers(n: dict[str, Any], counting: OfNumbers) -> dict[str, Any]:
+    samples, std = float(n["samples"]), np.array(counting.regression.std)
+    absolute, squared, target, squares = (
+        n[name] / FIXED / samples for name in ("absolute", "squared", "target", "target_squared")
+    )
+    spread = squares - target**2
+    with np.errstate(invalid="ignore", divide="ignore"):
+        each = {
+            "rmse": np.sqrt(squared) * std,
+            "mae": absolute * std,
+            "mse": squared * std**2,
+            "r2": np.where(spread > 0, 1 - squared / spread, nan),
+        }
+    return {
+        "values": {name: _mean(values) for name, values in each.items()},
+        "each": _rows(each, counting.outputs),
+    }
+
+
+def _of_places(n: dict[str, Any]) -> dict[str, Any]:
+    places = float(n["places"])
+    values = {"accuracy": float(n["right"]) / places if places else nan}
+    if (table := n.get("table")) is None:
+        return {"values": values}
+    hits, labels, answers = table.diagonal(), table.sum(1), table[:, :-1].sum(0)
+    recall, f1 = _recall_f1(hits, labels, answers)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        iou = np.where(labels + answers > 0, hits / (labels + answers - hits), nan)
+    values |= {"miou": _mean(iou), "dice": _mean(f1), "balanced_accuracy": _mean(recall)}
+    return {
+        "values": values,
+        "each": _rows({"miou": iou, "dice": f1, "accuracy": recall}, len(table)),
+        "prevalence": tuple((labels / labels.sum()).tolist()) if labels.sum() else (),
+        "majority": _majority(n, labels),
+        "confusion": tuple(tuple(map(int, row)) for row in table[:, :-1]),
+    }
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """Samples without (`low`) and with a label (`high`) by bins of its score, ascending.
+
+    Attributes:
+        low: (bins,) samples without the label.
+        high: (bins,) samples with it.
+        middles: (bins,) a probability within each bin.
+        bounds: (bins + 1,) the probabilities between which the bins lie.
+    """
+
+    low: "np.ndarray[Any, Any]"
+    high: "np.ndarray[Any, Any]"
+    middles: "np.ndarray[Any, Any]"
+    bounds: "np.ndarray[Any, Any]"
+
+    @property
+    def both(self) -> bool:
+        """Whether there are samples of both kinds."""
+        return bool(self.low.sum()) and bool(self.high.sum())
+
+    def auroc(self) -> tuple[float, float]:
+        """Return the area under the ROC curve, where scores in one bin are equal, and how far it can be off.
+
+        The area counts pairs of samples. Only pairs within a bin can be in another order than the bins say.
+        """
+        if not self.both:
+            return nan, nan
+        pairs = self.low.sum() * self.high.sum()
+        within = float(self.low @ self.high) / 2
+        return float(self.high @ _below(self.low) + within) / pairs, within / pairs
+
+    def average_precision(self) -> tuple[float, float]:
+        """Return the average precision, and how far it can be off.
+
+        It is Σ over samples with the label, from the highest score on, of the precision down to this sample. Within a
+        bin these samples are taken to lie evenly among the others.
+        """
+        if not self.high.sum():
+            return nan, nan
+        low, high = self.low[::-1], self.high[::-1]
+        hits, wrong = high.cumsum() - high, low.cumsum() - low
+        points = np.minimum(high, _POINTS)
+        at = np.arange(_POINTS)[:, None]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            place = (at + 0.5) / points * high + 0.5  # all samples of a bin that has up to 8, otherwise 8 among them
+            precision = (hits + place) / (hits + place + wrong + place * low / (high + 1))
+            found = high * np.where(at < points, precision, 0).sum(0) / points
+            best = high * (hits + high) / (hits + high + wrong)
+            worst = high * (hits + 1) / (hits + 1 + wrong + low)
+        value, most, least = (float(np.nan_to_num(each).sum() / high.sum()) for each in (found, best, worst))
+        return value, max(most - value, value - least)
+
+    def brier(self) -> tuple[float, float]:
+        """Return Σ (p - y)² from the middles of the bins, and how far it can be off."""
+
+        def error(p: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+            return np.asarray(self.low * p**2 + self.high * (1 - p) ** 2)
+
+        found = error(self.middles)
+        ends = np.abs(np.stack([error(self.bounds[:-1]), error(self.bounds[1:])]) - found)
+        return float(found.sum()), float(ends.max(0).sum())
+
+    def delong(self) -> Interval:
+        """Return DeLong's interval of the area, on the logit scale.
+
+        If all pairs are in order, its variance is 0; then the lower end is Wilson's for the rarer of both kinds.
+
+        Elizabeth DeLong, David DeLong, Daniel Clarke-Pearson: Comparing the areas under two or more correlated receiver
+        operating characteristic curves. Biometrics 44, 1988.
+        """
+        area, _ = self.auroc()
+        negatives, positives = self.low.sum(), self.high.sum()
+        of_high = (_below(self.low) + self.low / 2) / negatives
+        of_low = (positives - _below(self.high) - self.high / 2) / positives
+        variance = sum(
+            float(weights @ (placed - area) ** 2) / max(total - 1, 1) / total
+            for weights, placed, total in ((self.high, of_high, positives), (self.low, of_low, negatives))
+        )
+        if not 0 < area < 1 or variance <= 0:
+            rare = float(min(negatives, positives))
+            return wilson(round(area * rare), rare)
+        middle, spread = np.log(area / (1 - area)), _Z * sqrt(variance) / (area * (1 - area))
+        low, high = (1 / (1 + np.exp(-(middle + sign * spread))) for sign in (-1, 1))
+        return float(low), float(high)
+
+    def bootstrap(self) -> dict[str, Interval]:
+        """Return percentile intervals of what has no formula, from samples drawn again from the bins."""
+        counts = np.stack([self.low, self.high])
+        used = counts.sum(0) > 0
+        rows = counts[:, used].ravel()
+        draw = np.random.default_rng(0)
+        found: dict[str, list[float]] = {"average_precision": [], "brier": []}
+        places = np.concatenate([self.bounds[:-1][used], self.bounds[-1:]])
+        for again in draw.multinomial(int(rows.sum()), rows / rows.sum(), size=_DRAWS):
+            low, high = again.reshape(2, -1).astype(float)
+            one = Ranked(low, high, self.middles[used], places)
+            found["average_precision"].append(one.average_precision()[0])
+            found["brier"].append(one.brier()[0] / rows.sum())
+        return {name: _percentiles(values) for name, values in found.items()}
+
+    def thresholds(self, wanted: Wanted) -> tuple[Threshold, ...]:
+        """Return 0.5, Youden's threshold, that of a sensitivity, and a chosen one."""
+        above = np.stack([_above(self.low), _above(self.high)])  # at each boundary, from bin k on
+        sensitivity, specificity = above[1] / self.high.sum(), 1 - above[0] / self.low.sum()
+        places = {"0.5": int(np.abs(self.bounds - 0.5).argmin())}
+        places["Youden"] = int((sensitivity + specificity).argmax())
+        enough = np.nonzero(sensitivity >= wanted.sensitivity - 1e-12)[0]
+        places[f"sensitivity {wanted.sensitivity:g}"] = int(enough[-1])
+        if wanted.threshold is not None:
+            places["chosen"] = int(np.abs(self.bounds - wanted.threshold).argmin())
+        return tuple(self._threshold(rule, place, above) for rule, place in places.items())
+
+    def _threshold(self, rule: str, place: int, above: "np.ndarray[Any, Any]") -> Threshold:
+        wrong, hits = above[:, place]
+        negatives, positives = self.low.sum(), self.high.sum()
+        called, others = wrong + hits, negatives + positives - wrong - hits
+        return Threshold(
+            rule,
+            float(self.bounds[place]),
+            float(hits / positives),
+            float(1 - wrong / negatives),
+            float(hits / called) if called else None,
+            float((negatives - wrong) / others) if others else None,
+            {"sensitivity": wilson(hits, positives), "specificity": wilson(negatives - wrong, negatives)},
+        )
+
+    def curve(self) -> tuple[tuple[int, float, float], ...]:
+        """Return samples, mean score and share of the label by tenths of the samples, in order of their scores."""
+        totals = self.low + self.high
+        middle = totals.cumsum() - totals / 2
+        group = np.minimum(middle / totals.sum() * _TENTHS, _TENTHS - 1).astype(int)
+        found = []
+        for tenth in range(_TENTHS):
+            inside = group == tenth
+            if samples := totals[inside].sum():
+                score = float((totals * self.middles)[inside].sum() / samples)
+                found.append((int(samples), score, float(self.high[inside].sum() / samples)))
+        return tuple(found)
+
+
+def wilson(hits: float, samples: float) -> Interval:
+    """Return the 95 % score interval of a share.
+
+    Edwin Wilson: Probable inference, the law of succession, and statistical inference. JASA 22, 1927.
+    """
+    share, z = hits / samples, _Z**2 / samples
+    middle, half = share + z / 2, _Z * sqrt(max(share * (1 - share) / samples + z / (4 * samples), 0.0))
+    return max(float((middle - half) / (1 + z)), 0.0), min(float((middle + half) / (1 + z)), 1.0)
+
+
+def _of_scores(
+    ranked: "list[Ranked]", n: dict[str, Any], *, samples: float, joined: bool
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return what follows from the scores of some classes, and how far each can be off."""
+    areas, precisions = [one.auroc() for one in ranked], [one.average_precision() for one in ranked]
+    if joined:
+        squares = [one.brier() for one in ranked]
+        brier = sum(value for value, _ in squares), sum(error for _, error in squares)
+    else:
+        brier = float(n["brier"]) / FIXED, 0.0
+    found = {
+        "auroc": (_mean([v for v, _ in areas]), _mean([e for _, e in areas])),
+        "average_precision": (_mean([v for v, _ in precisions]), _mean([e for _, e in precisions])),
+        "brier": (brier[0] / samples, brier[1] / samples) if samples else (nan, nan),
+    }
+    return {name: value for name, (value, _) in found.items()}, {name: error for name, (_, error) in found.items()}
+
+
+def _calibration(n: dict[str, Any], inner: Tensor, *, joined: bool) -> tuple[float, float]:
+    """Return Σ (n_b/n) |accuracy - confidence| over groups of equal width, and how far it can be off."""
+    wrong, right = n["top"]
+    total = float((wrong + right).sum())
+    if not total:
+        return nan, nan
+    centres = middles(inner)
+    groups = np.clip(np.ceil(centres * GROUPS).astype(int), 1, GROUPS) - 1
+    rights = np.bincount(groups, right, GROUPS)
+    sums = np.bincount(groups, (wrong + right) * centres, GROUPS) if joined else n["confidence"] / FIXED
+    return float(np.abs(rights - sums).sum()) / total, 0.0
+
+
+def _top_of_labels(scores: "np.ndarray[Any, Any]", inner: Tensor) -> "np.ndarray[Any, Any]":
+    """Return wrong and right answers by bins of max(p, 1 - p), of all labels together, (2, bins)."""
+    low, high = scores.sum(0)
+    centres = middles(inner)
+    yes = centres >= 0.5
+    mirrored = np.searchsorted(bounds(inner)[1:-1], 1 - centres, side="right")
+    places = np.where(yes, np.arange(len(centres)), mirrored)
+    right, wrong = np.where(yes, high, low), np.where(yes, low, high)
+    return np.stack([np.bincount(places, row, len(centres)) for row in (wrong, right)])
+
+
+def _of_table(table: "np.ndarray[Any, Any]") -> dict[str, Interval]:
+    """Return percentile intervals of what follows from a confusion matrix, from samples drawn again from it."""
+    found: dict[str, list[float]] = {"balanced_accuracy": [], "macro_f1": []}
+    total = int(table.sum())
+    if not total:
+        return {}
+    draw = np.random.default_rng(0)
+    for again in draw.multinomial(total, table.ravel() / total, size=_DRAWS):
+        rows = again.reshape(table.shape).astype(float)
+        recall, f1 = _recall_f1(rows.diagonal(), rows.sum(1), rows[:, :-1].sum(0))
+        found["balanced_accuracy"].append(_mean(recall))
+        found["macro_f1"].append(_mean(f1))
+    return {name: _percentiles(values) for name, values in found.items()}
+
+
+def _recall_f1(hits: Any, labels: Any, answers: Any) -> tuple[Any, Any]:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        recall = np.where(labels > 0, hits / labels, nan)
+        return recall, np.where(labels + answers > 0, 2 * hits / (labels + answers), nan)
+
+
+def _majority(n: dict[str, Any], labels: "np.ndarray[Any, Any]") -> float | None:
+    if not n["trained"] or not len(n["train"]) or not labels.sum():
+        return None
+    return float(labels[n["train"].argmax()] / labels.sum())
+
+
+def _below(counts: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    """Return how many are in lower bins."""
+    return np.asarray(counts.cumsum() - counts)
+
+
+def _above(counts: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    """Return how many are in this bin or above; at the end, 0."""
+    return np.append(counts[::-1].cumsum()[::-1], 0.0)
+
+
+def bounds(inner: Tensor) -> "np.ndarray[Any, Any]":
+    """Return the probabilities between which bins lie."""
+    return np.concatenate([[0.0], torch.sigmoid(inner).numpy(), [1.0]])
+
+
+def middles(inner: Tensor) -> "np.ndarray[Any, Any]":
+    """Return a probability within each bin."""
+    ends = torch.cat([inner[:1] - 1, inner, inner[-1:] + 1])
+    return np.asarray(torch.sigmoid((ends[1:] + ends[:-1]) / 2).numpy())
+
+
+def _all(ranked: "list[Ranked]", name: str) -> "np.ndarray[Any, Any]":
+    return np.array([getattr(one, name)()[0] for one in ranked])
+
+
+def _rows(each: Mapping[str, Any], outputs: int) -> tuple[Mapping[str, float], ...]:
+    """Return the metrics of each class, without those that are not defined."""
+    return tuple(
+        {name: float(values[k]) for name, values in each.items() if not isnan(values[k])} for k in range(outputs)
+    )
+
+
+def _percentiles(values: list[float]) -> Interval:
+    low, high = np.nanpercentile(values, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def _mean(values: Any) -> float:
+    """Return the mean of the values that are defined."""
+    known = np.asarray(values, dtype=float)
+    known = known[~np.isnan(known)]
+    return float(known.mean()) if len(known) else nan

@@ -1,0 +1,335 @@
+"""Figures from counts: against scikit-learn and scipy on the scores themselves; sums over silos; what is left out."""
+
+from math import isnan
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from scipy.stats import binomtest
+from sklearn import metrics as sk
+from torch import Tensor
+
+from ekiden import UserError
+from ekiden.data.tasks import Classification, LanguageModelling, MultiLabel, Regression, Scores, Segmentation, scaled
+from ekiden.data.tasks import figures as figures_module
+from ekiden.data.tasks.base import IGNORED, Task
+from ekiden.data.tasks.counting import EXACT, FIXED, Care, Counting, counting_of, edges, joined
+from ekiden.data.tasks.figures import Figures, Ranked, Wanted, bounds, figures, middles, wilson
+
+Array = np.ndarray[Any, Any]
+COARSE = Care(samples=10, coarse=True)
+
+
+def two_classes(p: Array, y: Array) -> Scores:
+    """A classifier of two classes that gives these probabilities of the second one."""
+    high, there = torch.tensor(p, dtype=torch.float64), torch.tensor(y).long()
+    answers = torch.stack([1 - high, high], 1)
+    loss = -torch.log(answers[torch.arange(len(y)), there].clamp(min=1e-9))
+    return Scores(Classification(), 2, there, answers, loss)
+
+
+def counted(s: Scores, care: Care = EXACT, train: Tensor | None = None) -> tuple[Counting, Tensor]:
+    counting = counting_of(s.task, s.outputs, full=True)
+    return counting, counting.count(s, care, train)
+
+
+def told(s: Scores, care: Care = EXACT) -> Figures:
+    return figures(*counted(s, care), Wanted())
+
+
+def skewed(n: int, seed: int, prevalence: float = 0.03) -> tuple[Array, Array]:
+    """Scores of a model for a rare class, all below 0.1."""
+    draw = np.random.default_rng(seed)
+    y = (draw.random(n) < prevalence).astype(int)
+    y[:3] = 1
+    return 0.1 / (1 + np.exp(-draw.normal(-1.5, 1.2, n) - 0.9 * y)), y
+
+
+def split_scores(counting: Counting, numbers: Tensor) -> tuple[Array, Array, Array, Array]:
+    """The bins of the second of two classes."""
+    low, high = counting.split(numbers)["scores"][0].double().numpy()
+    inner = edges(1)
+    return low, high, middles(inner), bounds(inner)
+
+
+PROBABILITIES = st.one_of(
+    st.floats(0, 1),
+    st.floats(0, 0.1),
+    st.sampled_from([0.0, 1e-12, 0.25, 0.5, np.nextafter(0.5, 0), 0.75, 1.0]),
+)
+SAMPLES = st.lists(st.tuples(PROBABILITIES, st.booleans()), min_size=2, max_size=80)
+
+
+@settings(max_examples=100, deadline=None)
+@given(SAMPLES)
+def test_values_of_any_scores_are_as_far_from_scikit_learn_as_is_said(samples: list[tuple[float, bool]]) -> None:
+    """Also with ties, with scores at the ends, and with all scores in one bin: the error is a bound."""
+    p, y = np.array([s for s, _ in samples]), np.array([int(label) for _, label in samples])
+    assume(0 < y.sum() < len(y))
+    counting, numbers = counted(two_classes(p, y))
+    found, near = figures(counting, numbers), 1e-9
+    assert abs(found.values["auroc"] - sk.roc_auc_score(y, p)) <= found.errors["auroc"] + near
+    precision = sk.average_precision_score(y, p)
+    assert abs(found.values["average_precision"] - precision) <= found.errors["average_precision"] + near
+    assert found.values["brier"] == pytest.approx(sk.brier_score_loss(y, p), abs=1e-6)
+    answer = np.where(p > 0.5, 1, 0)  # of equal probabilities, the first class
+    assert found.values["accuracy"] == pytest.approx(sk.accuracy_score(y, answer))
+    assert found.values["macro_f1"] == pytest.approx(sk.f1_score(y, answer, average="macro", zero_division=0))
+    assert found.confusion == tuple(map(tuple, sk.confusion_matrix(y, answer, labels=[0, 1]).tolist()))
+    for one in Ranked(*split_scores(counting, numbers)).thresholds(Wanted()):
+        called = p >= one.threshold - 1e-12
+        at = np.abs(p - one.threshold) < 1e-12  # sklearn's tie with a boundary
+        if not at.any():
+            assert one.sensitivity == pytest.approx(called[y == 1].mean())
+            assert one.specificity == pytest.approx((~called)[y == 0].mean())
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("n", [1000, 10_000])
+def test_scores_of_a_rare_class_are_told_to_a_thousandth(n: int, seed: int) -> None:
+    """3 % of the samples, all scores below 0.1. The precision needs more samples than the area; see the page."""
+    p, y = skewed(n, seed)
+    found, exact = told(two_classes(p, y)), two_classes(p, y).metrics()
+    assert found.values["auroc"] == pytest.approx(sk.roc_auc_score(y, p), abs=1e-3)
+    assert found.errors["auroc"] < 4e-3
+    wide = 5e-3 if n == 1000 else 1e-3
+    assert found.values["average_precision"] == pytest.approx(sk.average_precision_score(y, p), abs=wide)
+    assert found.values["brier"] == pytest.approx(sk.brier_score_loss(y, p), abs=1e-6)
+    assert found.values["calibration_error"] == pytest.approx(exact["calibration_error"], abs=1e-6)
+
+
+@pytest.mark.parametrize("spread", [0.5, 2.0, 4.0])
+def test_scores_of_two_even_classes_are_told_to_a_thousandth(spread: float) -> None:
+    draw = np.random.default_rng(1)
+    y = draw.integers(0, 2, 2000)
+    p = 1 / (1 + np.exp(-spread * (draw.normal(size=2000) + y - 0.5)))
+    found = told(two_classes(p, y))
+    assert found.values["auroc"] == pytest.approx(sk.roc_auc_score(y, p), abs=1e-3)
+    assert found.values["average_precision"] == pytest.approx(sk.average_precision_score(y, p), abs=1e-3)
+
+
+def test_counts_of_silos_add_up_to_those_of_all() -> None:
+    p, y = skewed(600, 7)
+    s = two_classes(p, y)
+    counting, total = counted(s, train=s.y)
+    parts = [counting.count(s.at(rows), train=s.y[rows]) for rows in torch.split(torch.arange(600), 170)]
+    together = counting.split(sum(parts, torch.zeros_like(total)))
+    whole = counting.split(total)
+    assert int(together.pop("reports")) == 4
+    assert int(whole.pop("reports")) == 1
+    assert {k: v.tolist() for k, v in together.items()} == {k: v.tolist() for k, v in whole.items()}
+
+
+def test_several_classes() -> None:
+    draw = torch.Generator().manual_seed(0)
+    y = torch.randint(5, (3000,), generator=draw)
+    logits = torch.randn(3000, 5, generator=draw) + 1.5 * torch.eye(5)[y]
+    task = Classification()
+    s = Scores(task, 5, y, task.answers(logits, full=True), task.loss(logits, y))
+    found, exact = told(s), s.metrics()
+    assert found.values["loss"] == pytest.approx(s.mean_loss(), abs=1e-5)
+    for name, near in (("auroc", 1e-3), ("average_precision", 1e-3), ("brier", 1e-6), ("calibration_error", 1e-6)):
+        assert found.values[name] == pytest.approx(exact[name], abs=near), name
+    for name in ("accuracy", "balanced_accuracy", "macro_f1"):
+        assert found.values[name] == pytest.approx(exact[name])
+        low, high = found.intervals[name]
+        assert low < found.values[name] < high
+    assert found.prevalence == pytest.approx(np.bincount(y, minlength=5) / 3000)
+    assert exact["brier"] == pytest.approx(np.mean(((s.answers - torch.eye(5)[y]) ** 2).sum(1).numpy()), abs=1e-6)
+
+
+def test_many_classes_have_no_scores() -> None:
+    y = torch.arange(200) % 150
+    answers = torch.eye(150)[(y + (torch.arange(200) < 20)) % 150]
+    found = told(Scores(Classification(), 150, y, answers, torch.zeros(200)))
+    assert found.values["accuracy"] == 0.9
+    assert found.values["macro_f1"] == pytest.approx(sk.f1_score(y, answers.argmax(1), average="macro"))
+    assert not {"auroc", "brier"} & found.values.keys()
+    assert found.confusion == ()
+
+
+def test_labels() -> None:
+    draw = torch.Generator().manual_seed(0)
+    y = (torch.rand(2000, 3, generator=draw) < torch.tensor([0.05, 0.4, 0.5])).float()
+    logits = torch.randn(2000, 3, generator=draw) + 2 * y - 2
+    task = MultiLabel()
+    s = Scores(task, 3, y, task.answers(logits, full=True), task.loss(logits, y))
+    found, exact = told(s), s.metrics()
+    assert found.values["brier"] == pytest.approx(np.mean((s.answers - y).numpy() ** 2), abs=1e-6)
+    for name, value in exact.items():
+        assert found.values[name] == pytest.approx(value, abs=1e-3), name
+    assert found.each[0]["auroc"] == pytest.approx(sk.roc_auc_score(y[:, 0], s.answers[:, 0]), abs=1e-3)
+
+
+def test_numbers() -> None:
+    draw = torch.Generator().manual_seed(0)
+    y = 50 + 20 * torch.randn(400, 2, generator=draw) ** 3
+    task = scaled(Regression(), y)
+    outputs = task.standardised(y) + 0.3 * torch.randn(400, 2, generator=draw)  # type: ignore[attr-defined]
+    s = Scores(task, 2, y.double(), task.answers(outputs, full=True), task.loss(outputs, y))
+    found = told(s)
+    for name, value in s.metrics().items():
+        assert found.values[name] == pytest.approx(value, rel=1e-4), name
+    assert found.values["r2"] == pytest.approx(sk.r2_score(y, s.answers), abs=1e-5)
+    assert found.values["mse"] == pytest.approx(sk.mean_squared_error(y, s.answers), rel=1e-5)
+
+
+def test_places() -> None:
+    draw = torch.Generator().manual_seed(0)
+    y = torch.randint(3, (30, 4, 4), generator=draw)
+    y[torch.rand(30, 4, 4, generator=draw) < 0.1] = IGNORED
+    answer = torch.where(torch.rand(30, 4, 4, generator=draw) < 0.7, y.clamp(min=0), 2)
+    logits = 3.0 * torch.eye(3)[answer].movedim(-1, 1)
+    pixels, tokens = Segmentation(), LanguageModelling()
+    s = Scores(pixels, 3, y, pixels.answers(logits, full=True), pixels.loss(logits, y))
+    found = told(s)
+    assert found.values == pytest.approx(s.metrics() | {"loss": s.mean_loss()}, abs=1e-6)
+    assert [list(row) for row in found.confusion] == s.confusion()
+    texts, outputs = torch.randint(5, (40, 7), generator=draw), torch.randn(40, 7, 5, generator=draw)
+    t = Scores(tokens, 5, texts, tokens.answers(outputs, full=True), tokens.loss(outputs, texts))
+    assert told(t).values == pytest.approx(t.metrics() | {"loss": t.mean_loss()}, rel=1e-5)
+
+
+def test_intervals_of_shares_are_wilsons() -> None:
+    for hits, n in ((0, 5), (3, 10), (97, 100), (10, 10)):
+        expected = binomtest(hits, n).proportion_ci(method="wilson")
+        assert wilson(hits, n) == pytest.approx((expected.low, expected.high), abs=1e-9)
+
+
+def delong(p: Array, y: Array) -> float:
+    """The variance of the area, from pairs of samples."""
+    high, low = p[y == 1], p[y == 0]
+    pairs = (high[:, None] > low[None]) + 0.5 * (high[:, None] == low[None])
+    return float(pairs.mean(1).var(ddof=1) / len(high) + pairs.mean(0).var(ddof=1) / len(low))
+
+
+def test_the_interval_of_the_area_is_delongs() -> None:
+    p, y = skewed(800, 3, 0.2)
+    found = told(two_classes(p, y))
+    area, low, high = found.values["auroc"], *found.intervals["auroc"]
+    spread = (np.log(high / (1 - high)) - np.log(low / (1 - low))) / (2 * 1.959964)
+    assert (spread * area * (1 - area)) ** 2 == pytest.approx(delong(p, y), rel=0.01)
+
+
+def test_intervals_hold_the_true_value_about_as_often_as_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 60 samples of 150 from one population."""
+    p, y = skewed(40_000, 11, 0.3)
+    truth = {"auroc": sk.roc_auc_score(y, p), "brier": sk.brier_score_loss(y, p)}
+    draw, inside = np.random.default_rng(0), dict.fromkeys(truth, 0)
+    monkeypatch.setattr(figures_module, "_DRAWS", 200)
+    for _ in range(60):
+        rows = draw.integers(0, len(y), 150)
+        found = told(two_classes(p[rows], y[rows]))
+        for name, value in truth.items():
+            low, high = found.intervals[name]
+            inside[name] += low <= value <= high
+    assert all(52 <= hits <= 60 for hits in inside.values()), inside
+
+
+def test_perfect_ranks_have_an_interval_that_is_not_a_point() -> None:
+    one = Ranked(np.array([9.0, 0, 0]), np.array([0.0, 0, 12]), np.array([0.1, 0.5, 0.9]), np.array([0, 0.3, 0.6, 1]))
+    low, high = one.delong()
+    assert (low, high) == pytest.approx(wilson(9, 9))
+
+
+def test_a_threshold_that_was_chosen_and_one_of_a_sensitivity() -> None:
+    p, y = skewed(5000, 5)
+    s = two_classes(p, y)
+    found = figures(*counted(s), Wanted(threshold=0.04, sensitivity=0.8))
+    by_rule = {one.rule: one for one in found.thresholds}
+    assert list(by_rule) == ["0.5", "Youden", "sensitivity 0.8", "chosen"]
+    chosen = by_rule["chosen"]
+    assert chosen.threshold == pytest.approx(0.04, abs=2e-4)
+    assert chosen.sensitivity == pytest.approx((p[y == 1] >= 0.04).mean(), abs=0.01)
+    enough = by_rule["sensitivity 0.8"]
+    assert 0.8 <= enough.sensitivity < 0.82
+    wrong, hits, _ = sk.roc_curve(y, p)
+    best = by_rule["Youden"]
+    assert best.sensitivity + best.specificity - 1 == pytest.approx((hits - wrong).max(), abs=3e-3)
+    assert sum(n for n, _, _ in found.calibration) == 5000
+    assert sum(n * rate for n, _, rate in found.calibration) == pytest.approx(y.sum())
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=30), st.integers(1, 12))
+def test_joined_bins_have_enough_samples_or_none(counts: list[tuple[int, int]], least: int) -> None:
+    rows = torch.tensor(counts).T
+    found = joined(rows, least)
+    totals = found.sum(0)
+    assert bool(((totals == 0) | (totals >= least)).all())
+    assert found.sum(1).tolist() == (rows.sum(1).tolist() if int(rows.sum()) >= least else [0, 0])
+    assert torch.equal(joined(rows, 1), rows)
+
+
+def test_scores_in_sparse_bins_are_moved_if_the_model_may_be_made_up() -> None:
+    """Then nothing is said about the error; with many samples the values are as good."""
+    p, y = skewed(4000, 2)
+    s = two_classes(p, y)
+    coarse, exact = told(s, COARSE), told(s)
+    assert coarse.joined
+    assert not coarse.errors
+    assert coarse.values["auroc"] == pytest.approx(exact.values["auroc"], abs=2e-3)
+    assert coarse.values["brier"] == pytest.approx(exact.values["brier"], abs=1e-3)
+    counting, numbers = counted(s, COARSE)
+    scores = counting.split(numbers)["scores"][0].sum(0)
+    assert bool(((scores == 0) | (scores >= 10)).all())
+
+
+def test_too_few_samples_and_too_few_of_a_class_are_left_out() -> None:
+    p, y = skewed(40, 2, 0.0)  # three of the second class
+    s = two_classes(p, y)
+    counting, numbers = counted(s, Care(samples=41))
+    assert not numbers.any()
+    few = figures(counting, counting.count(s, Care(positives=4)))
+    assert few.samples == 40
+    assert few.values["accuracy"] == pytest.approx(37 / 40)  # the right answers of all are told
+    assert few.confusion == ((37, 0), (0, 0))
+    assert "auroc" not in few.values
+    labels = MultiLabel()
+    both = torch.stack([s.y.float(), (torch.arange(40) < 20).float()], 1)
+    t = Scores(labels, 2, both, torch.rand(40, 2), torch.zeros(40))
+    tables = counting_of(labels, 2, full=True).count(t, Care(positives=4))
+    split = counting_of(labels, 2, full=True).split(tables)
+    assert not split["tables"][0].any()
+    assert int(split["tables"][1].sum()) == 40
+    assert not split["scores"][0].any()
+
+
+def test_losses_that_are_not_numbers_are_told() -> None:
+    s = two_classes(*skewed(30, 1))
+    s.loss[3] = float("nan")
+    found = told(s)
+    assert "loss" not in found.values
+    assert isnan(float("nan"))
+    counting, numbers = counted(s)
+    assert int(counting.split(numbers)["far"]) == 1
+    s.answers[3] = float("nan")
+    assert "auroc" in told(s).values
+
+
+def test_numbers_of_another_length_are_refused() -> None:
+    counting = counting_of(Classification(), 3, full=False)
+    for bad in (torch.zeros(counting.size + 1, dtype=torch.int64), torch.zeros(counting.size)):
+        with pytest.raises(UserError, match="do not fit classification"):
+            counting.split(bad)
+
+
+def test_the_majority_is_that_of_the_training_samples() -> None:
+    s = two_classes(*skewed(100, 4))
+    found = figures(*counted(s, train=torch.tensor([0, 0, 1])))
+    assert found.majority == pytest.approx(float((s.y == 0).double().mean()))
+    other = figures(*counted(s, train=torch.tensor([0, 1, 1])))
+    assert other.majority == pytest.approx(float((s.y == 1).double().mean()))
+
+
+TASKS: list[Task] = [Classification(), MultiLabel(), Regression(), Segmentation(), LanguageModelling(vocabulary=7)]
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind)
+def test_fixed_point_and_whole_numbers_only(task: Task) -> None:
+    counting = counting_of(task, 4, full=True)
+    assert sum(part.size for part in counting.layout) == counting.size
+    assert figures(counting, torch.zeros(counting.size, dtype=torch.int64)).values == {}
+    assert FIXED == 2**20
