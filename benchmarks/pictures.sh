@@ -38,9 +38,9 @@ draw sequential bytes sequential
 
 # The classifier refitted after training.
 run closing-lap/fedseq fedseq --epochs 24
-run closing-lap/fedseq-lap fedseq --epochs 24 --closing-lap
+run closing-lap/fedseq-lap fedseq+lap --epochs 24
 run closing-lap/fedavg fedavg --rounds 3 --epochs 8
-run closing-lap/fedavg-lap fedavg --rounds 3 --epochs 8 --closing-lap
+run closing-lap/fedavg-lap fedavg+lap --rounds 3 --epochs 8
 draw closing-lap bytes closing-lap
 
 # Fixed features and sums.

@@ -22,7 +22,7 @@ from ekiden.engine.folder import read_lines
 from ekiden.engine.method import Method
 from ekiden.engine.store import load
 from ekiden.engine.worker import Client, Setup, Worker
-from ekiden.methods import ClosingLap, FedAvg, FedGram, FedKrylov, FedSeq, among
+from ekiden.methods import FedAvg, FedGram, FedKrylov, FedSeq, among, with_lap
 from ekiden.methods.exact.fedgram.handed import Summing
 from ekiden.report.runs import collect
 from ekiden.results.result import Result
@@ -74,14 +74,12 @@ def test_forgetting_gives_the_bits_of_a_run_without(tmp_path: Path, method: FedG
 
 
 @pytest.mark.parametrize(
-    "method", [FedKrylov(width=24, laps=2), FedSeq(epochs=1), FedAvg(rounds=2, epochs=1), ClosingLap(FedSeq(epochs=1))]
+    "method", [FedKrylov(width=24, laps=2), FedSeq(epochs=1), FedAvg(rounds=2, epochs=1), with_lap(FedSeq(epochs=1))]
 )
 def test_clients_leave_and_join_runs_of_any_method(tmp_path: Path, method: Method) -> None:
     """The order that a run named loses who leaves, and has who joins at its end."""
-    inner = method.method if isinstance(method, ClosingLap) else method
-    if hasattr(inner, "order"):
-        inner = replace(inner, **{"order": "client-3,client-1,client-0,client-4,client-2"})
-    method = ClosingLap(inner) if isinstance(method, ClosingLap) else inner
+    if hasattr(method, "order"):
+        method = replace(method, **{"order": "client-3,client-1,client-0,client-4,client-2"})
     whole = run_here(method, five(), folder=tmp_path / "run")
     left = ekiden.forget(tmp_path / "run", "client-2", five(), network=Tiny)
     assert left.folder

@@ -48,7 +48,6 @@ CONFIG = {
     "model": "mlp",
     "model_bytes": 4,
     "selection": "best",
-    "closing_lap": False,
     "steps": 2,
     "network": "mlp",
     "train": "all",

@@ -1,6 +1,7 @@
 """The closing lap: ridge regression in numpy, bytes by hand, as robust as the methods, and what it refuses."""
 
 import json
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, load_model, run
+from ekiden.base import outside
 from ekiden.base.sums import WIDE
 from ekiden.cli.app import main
 from ekiden.conformance.subject import files, same
@@ -25,7 +27,6 @@ from ekiden.methods import (
     METHODS,
     Average,
     Centralized,
-    ClosingLap,
     Ensemble,
     FedAvg,
     FedDyn,
@@ -38,6 +39,11 @@ from ekiden.methods import (
     Local,
     MAEcho,
     MetaFed,
+    method_named,
+    method_of,
+    name_of,
+    with_lap,
+    written,
 )
 from ekiden.methods.exact.closing import Scales, Totals, refitted, settled, whole
 from ekiden.results.result import Result
@@ -91,7 +97,7 @@ def ridge(h: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> np.ndarray[Any, A
 
 @pytest.mark.parametrize("method", SHAPES)
 def test_the_head_is_ridge_regression_and_the_rest_as_before(method: Method, blobs: FederatedData) -> None:
-    before, after = go(method, blobs), go(ClosingLap(method), blobs)
+    before, after = go(method, blobs), go(with_lap(method), blobs)
     assert before.weights is not None
     assert after.weights is not None
     body = slice(0, len(before.weights.params) - 27)  # the head has 3·8 + 3 parameters, the last ones
@@ -106,7 +112,7 @@ def test_the_head_is_ridge_regression_and_the_rest_as_before(method: Method, blo
     factor = (found * wanted).sum() / (wanted**2).sum()
     assert factor > 1
     assert np.abs(found - factor * wanted).max() < 2e-3 * np.abs(factor * wanted).max()
-    assert [row["step"] for row in after.metrics] == list(range(1, ClosingLap(method).steps(4) + 1))
+    assert [row["step"] for row in after.metrics] == list(range(1, with_lap(method).steps(4) + 1))
     row = after.metrics[method.steps(4) - 1]
     assert row["accuracy"] == before.accuracy, "what the method gave is measured, too"
     assert row["backward"] == after.metrics[-1]["backward"]
@@ -115,7 +121,7 @@ def test_the_head_is_ridge_regression_and_the_rest_as_before(method: Method, blo
 
 def test_the_softmax_gives_probabilities(blobs: FederatedData) -> None:
     """No other temperature of the training data's scores is much better."""
-    result = go(ClosingLap(FedSeq(epochs=2)), blobs)
+    result = go(with_lap(FedSeq(epochs=2)), blobs)
     x, y = training_data(blobs)
     with torch.no_grad():
         logits = result.model(x)
@@ -132,7 +138,7 @@ def model_bytes() -> Size:
 
 def test_bytes_of_a_chain_by_hand(blobs: FederatedData) -> None:
     """The last client has the model; it goes to three others, and the sums return to where they began."""
-    method, m = ClosingLap(FedSeq(epochs=1)), model_bytes()
+    method, m = with_lap(FedSeq(epochs=1)), model_bytes()
     result = go(method, blobs)
     lap = [(row.step, row.source, row.target, row.bytes) for row in result.ledger[3:]]
     last, others = "client-3", ["client-0", "client-1", "client-2"]
@@ -146,7 +152,7 @@ def test_bytes_of_a_chain_by_hand(blobs: FederatedData) -> None:
 
 def test_bytes_of_a_star_by_hand(blobs: FederatedData) -> None:
     """The server has the model; it goes to all four, and the sums from one to the next and to the server."""
-    method, m = ClosingLap(Average(epochs=1)), model_bytes()
+    method, m = with_lap(Average(epochs=1)), model_bytes()
     result = go(method, blobs)
     names = [f"client-{i}" for i in range(4)]
     lap = [(row.source, row.target, row.bytes) for row in result.ledger[4:]]
@@ -159,7 +165,7 @@ def test_bytes_of_a_star_by_hand(blobs: FederatedData) -> None:
 
 def test_of_one_client_nothing_moves(blobs: FederatedData) -> None:
     """The yardstick with all data in one place."""
-    method = ClosingLap(Centralized(epochs=1))
+    method = with_lap(Centralized(epochs=1))
     result = go(method, blobs)
     assert result.bytes == 0 == method.moved(result.state, 1, model_bytes())
     assert method.steps(1) == len(result.metrics) == 3
@@ -167,7 +173,7 @@ def test_of_one_client_nothing_moves(blobs: FederatedData) -> None:
 
 @pytest.mark.parametrize("method", SHAPES)
 def test_resumes_after_every_step_bit_for_bit(method: Method, blobs: FederatedData, tmp_path: Path) -> None:
-    lap = ClosingLap(method)
+    lap = with_lap(method)
     go(lap, blobs, folder=tmp_path / "whole")
     for _ in range(lap.steps(4)):
         go(lap, blobs, folder=tmp_path / "each", stop_after=1)
@@ -176,20 +182,20 @@ def test_resumes_after_every_step_bit_for_bit(method: Method, blobs: FederatedDa
 
 @pytest.mark.parametrize("method", SHAPES[1:4])
 def test_same_bits_in_other_processes(method: Method, blobs: FederatedData) -> None:
-    here, there = go(ClosingLap(method), blobs), go(ClosingLap(method), blobs, processes=True, workers=2)
+    here, there = go(with_lap(method), blobs), go(with_lap(method), blobs, processes=True, workers=2)
     assert same(here.weights, there.weights)
     assert (here.metrics, here.ledger) == (there.metrics, there.ledger)
 
 
 def test_every_pass_is_counted(blobs: FederatedData) -> None:
     with watched() as seen:
-        go(ClosingLap(FedSeq(epochs=1)), blobs, evaluate_every=100)
+        go(with_lap(FedSeq(epochs=1)), blobs, evaluate_every=100)
     assert all(passes.reported == passes.measured for passes in seen.passes)
     assert sum(passes.task == "lap_add" for passes in seen.passes) == 4
 
 
 def test_its_outline_is_what_happens_in_a_chain(blobs: FederatedData) -> None:
-    method = ClosingLap(FedTasuki(epochs=1))
+    method = with_lap(FedTasuki(epochs=1))
     found = outline(Setup(method, Tiny, blobs.dataset, seed=3), [c.name for c in blobs.clients])
     assert found is not None
     moved = [(row.step, row.source, row.target) for row in go(method, blobs).ledger]
@@ -199,7 +205,7 @@ def test_its_outline_is_what_happens_in_a_chain(blobs: FederatedData) -> None:
 
 def test_who_is_away_in_the_lap_is_left_out(blobs: FederatedData) -> None:
     method = FedSeq(epochs=1)
-    result = go(ClosingLap(method), blobs, absent=lambda step, client: step == 5 and client == "client-0")
+    result = go(with_lap(method), blobs, absent=lambda step, client: step == 5 and client == "client-0")
     x, y = training_data(blobs, 1)
     wanted = ridge(features_of(result, x), y.numpy())
     found = result.model.head.weight.detach().double().numpy()  # type: ignore[union-attr,operator]
@@ -209,7 +215,7 @@ def test_who_is_away_in_the_lap_is_left_out(blobs: FederatedData) -> None:
 
 def test_a_chain_does_not_end_without_its_lap(blobs: FederatedData, tmp_path: Path) -> None:
     """The client that has the model must be there when the lap begins and when it ends."""
-    lap = ClosingLap(FedSeq(epochs=1))
+    lap = with_lap(FedSeq(epochs=1))
     for gone in ({4, 5, 6, 7}, {8}):
         folder = tmp_path / str(len(gone))
         with pytest.raises(ClientMissing, match="client-3 did not answer"):
@@ -219,8 +225,8 @@ def test_a_chain_does_not_end_without_its_lap(blobs: FederatedData, tmp_path: Pa
 
 def test_a_star_does_not_end_without_its_lap(blobs: FederatedData) -> None:
     with pytest.raises(UserError, match="no client answered in the closing lap"):
-        go(ClosingLap(FedAvg(rounds=1, epochs=1)), blobs, absent=lambda step, client: step > 0)
-    lap = ClosingLap(Average(epochs=1))  # which needs everybody
+        go(with_lap(FedAvg(rounds=1, epochs=1)), blobs, absent=lambda step, client: step > 0)
+    lap = with_lap(Average(epochs=1))  # which needs everybody
     with pytest.raises(ClientMissing, match="client-2 did not answer"):
         go(lap, blobs, absent=lambda step, client: (step, client) == (3, "client-2"))
 
@@ -236,13 +242,13 @@ def test_a_star_does_not_end_without_its_lap(blobs: FederatedData) -> None:
         (MetaFed(), "gives personal ones"),
         (FedELMYParallel(), "gives personal ones"),
         (MAEcho(decentralised=True), "gives personal ones"),
-        (ClosingLap(FedSeq()), "already"),
+        (with_lap(FedSeq()), "already"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Method) else "",
 )
 def test_methods_without_one_model_of_their_network_are_refused(method: Method, why: str) -> None:
     with pytest.raises(UserError, match=why) as refused:
-        ClosingLap(method)
+        with_lap(method)
     assert "\n" not in str(refused.value)
 
 
@@ -253,11 +259,10 @@ def test_every_method_has_a_lap_or_says_why_not(kind: type[Method]) -> None:
         method.traits.joins_models or method.changes_network or method.traits.extra_outputs
     )
     if fits and kind.own_network is Method.own_network:
-        assert ClosingLap(method).steps(4) == method.steps(4) + 5
-        assert Plan(method, closing_lap=True).whole == ClosingLap(method)
+        assert with_lap(method).steps(4) == method.steps(4) + 5
     else:
         with pytest.raises(UserError, match="leave it out"):
-            Plan(method, closing_lap=True)
+            with_lap(method)
 
 
 class Net(nn.Module):
@@ -273,7 +278,7 @@ class Net(nn.Module):
 
 
 def test_networks_without_a_linear_head_are_refused(blobs: FederatedData) -> None:
-    lap = ClosingLap(FedSeq(epochs=1))
+    lap = with_lap(FedSeq(epochs=1))
     two = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
     for net in (Net(two), Net(nn.Linear(5, 3, bias=False)), Net(nn.Linear(5, 3), lambda x: x * 2)):
         with pytest.raises(UserError, match="ends with `head`, one linear layer"):
@@ -307,13 +312,39 @@ def test_foreign_scales_are_refused(blobs: FederatedData) -> None:
 
 
 def test_a_plan_knows_the_lap() -> None:
-    made = settings.plan("fedseq", {"closing_lap": True, "epochs": 3})
-    assert made == Plan(ClosingLap(FedSeq(epochs=3)), hardware=made.hardware)
-    assert made.whole == ClosingLap(FedSeq(epochs=3))
+    made = settings.plan("fedseq+lap", {"epochs": 3})
+    assert made == Plan(with_lap(FedSeq(epochs=3)), hardware=made.hardware)
+    assert made != replace(made, method=FedSeq(epochs=3))
     assert from_json(json.loads(json.dumps(made.to_json()))) == made
-    plain = replace(made, closing_lap=False)
-    assert plain.to_json()["closing_lap"] is False
-    assert flat(made) == flat(plain) | {"closing_lap": True}
+    assert flat(made) == flat(replace(made, method=FedSeq(epochs=3))) | {"method": "fedseq+lap"}
+
+
+@pytest.mark.parametrize("name", ["fedavg+lap", "FedAvg+Lap"])
+def test_the_lap_is_part_of_the_name(name: str) -> None:
+    kind = method_named(name)
+    assert (kind.title(), name_of(kind)) == ("fedavg+lap", "fedavg+lap")
+    assert method_named(name) is kind is type(with_lap(FedAvg()))
+    assert kind() == with_lap(FedAvg()) != FedAvg()
+    assert repr(with_lap(FedAvg(rounds=7))).startswith("FedAvg+lap(rounds=7, ")
+    assert pickle.loads(pickle.dumps(with_lap(FedAvg(rounds=7)))) == with_lap(FedAvg(rounds=7))
+    assert method_of(written(with_lap(FedAvg(rounds=7)))) == with_lap(FedAvg(rounds=7))
+    assert kind.traits == FedAvg.traits
+
+
+@pytest.mark.parametrize("name", ["fedavg+lap+lap", "fedavg+laps", "+lap"])
+def test_other_names_are_refused_in_a_line(name: str) -> None:
+    with pytest.raises(UserError) as refused:
+        method_named(name)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_method_of_the_users_own_has_a_lap(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("from ekiden.methods import FedSeq\n\nclass Mine(FedSeq):\n    pass\n")
+    outside.trust(f"{file}:Mine+lap")
+    kind = method_named(f"{file}:Mine+lap")
+    assert (name_of(kind), kind.title()) == (f"{file}:Mine+lap", "mine+lap")
+    assert kind().steps(4) == FedSeq().steps(4) + 5
 
 
 def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
@@ -322,37 +353,35 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str],
         main()
         return capsys.readouterr().out
 
-    folder = tmp_path / "fedseq-digits-seed0"
+    folder = tmp_path / "fedseq-lap-digits-seed0"
     flags = ("--epochs", "1", "--clients", "2", "--model", "mlp", "--batch-size", "64", "--threads", "1")
-    ekiden("run", "fedseq", "--closing-lap", "--out", str(tmp_path), *flags)
+    ekiden("run", "fedseq+lap", "--out", str(tmp_path), *flags)
     ekiden("run", "fedseq", "--out", str(tmp_path / "plain"), *flags)
     config = json.loads((folder / "config.json").read_text())
-    assert (config["method"], config["closing_lap"], config["steps"]) == ("fedseq", True, 5)
-    assert "closing lap" in label(config)
+    assert (config["method"], config["steps"]) == ("fedseq+lap", 5)
+    assert label(config).startswith("fedseq+lap (")
     shown = ekiden("show", str(folder))
-    assert "closing lap" in shown
+    assert "fedseq+lap (" in shown
     assert "; finished" in shown or "finished" in shown.split("stopped")[0]
-    both = ekiden("compare", str(folder), str(tmp_path / "plain" / folder.name))
-    assert both.count("closing lap") == 1
+    both = ekiden("compare", str(folder), str(tmp_path / "plain" / "fedseq-digits-seed0"))
+    assert both.count("fedseq+lap (") == 1
     said = json.loads(ekiden("evaluate", str(folder), "--json"))
     last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
     assert said["accuracy"] == last["accuracy"]
     assert load_model(folder).network.head.weight.shape[0] == 10  # type: ignore[union-attr,index]
     with pytest.raises(SystemExit):
-        ekiden("run", "local", "--closing-lap", *flags)
-    assert capsys.readouterr().err == (
-        "ekiden: --closing-lap needs a global model, local gives personal ones: leave it out\n"
-    )
+        ekiden("run", "local+lap", *flags)
+    assert capsys.readouterr().err == "ekiden: +lap needs a global model, local gives personal ones: leave it out\n"
 
 
 def test_a_folder_without_the_lap_is_another_run(blobs: FederatedData, tmp_path: Path) -> None:
     go(FedSeq(epochs=1), blobs, folder=tmp_path / "run")
-    with pytest.raises(UserError, match="closing_lap"):
-        go(ClosingLap(FedSeq(epochs=1)), blobs, folder=tmp_path / "run")
+    with pytest.raises(UserError, match=r"method, steps differ"):
+        go(with_lap(FedSeq(epochs=1)), blobs, folder=tmp_path / "run")
 
 
 def test_the_model_file_says_it(blobs: FederatedData, tmp_path: Path) -> None:
-    result = go(ClosingLap(FedAvg(rounds=1, epochs=1)), blobs, folder=tmp_path / "run")
+    result = go(with_lap(FedAvg(rounds=1, epochs=1)), blobs, folder=tmp_path / "run")
     assert isinstance(result.weights, Weights)
     loaded = load_model(tmp_path / "run", network=Tiny)
     x = blobs.dataset.test.x[:5]

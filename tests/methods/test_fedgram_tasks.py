@@ -16,7 +16,7 @@ from ekiden import FederatedData, Hardware, Training, UserError, federate, load_
 from ekiden.data.tasks import MultiLabel, Regression, Task
 from ekiden.engine.method import Method, Size
 from ekiden.engine.networks import of_method
-from ekiden.methods import ClosingLap, FedAvg, FedGram, FedSeq
+from ekiden.methods import FedAvg, FedGram, FedSeq, with_lap
 from ekiden.methods.exact.blocks.gaussian_heads import GRID
 from ekiden.models.split import as_split
 from ekiden.results.result import Result
@@ -208,7 +208,7 @@ def test_personal_heads_of_a_regression() -> None:
 
 @pytest.mark.parametrize("method", [FedSeq(epochs=2), FedAvg(rounds=2, epochs=1)])
 def test_the_closing_lap_of_a_regression(method: Method) -> None:
-    before, after, (x, y) = go("regression", method), go("regression", ClosingLap(method)), diabetes()
+    before, after, (x, y) = go("regression", method), go("regression", with_lap(method)), diabetes()
     targets = silos("regression").dataset.task.targets(y, 2).double().numpy()
     with torch.no_grad():
         h, found = before.model.features(x).double().numpy(), after.model(x).double().numpy()  # type: ignore[operator]
@@ -217,12 +217,12 @@ def test_the_closing_lap_of_a_regression(method: Method) -> None:
     assert after.metrics[-1]["rmse"] < before.metrics[-1]["rmse"]
     network = Network(NETS["regression"])
     model = Size.of(network, (10,), silos("regression").dataset.task)
-    assert after.bytes == ClosingLap(method).moved(after.state, 5, model)
+    assert after.bytes == with_lap(method).moved(after.state, 5, model)
 
 
 def test_the_closing_lap_of_labels() -> None:
     method = FedSeq(epochs=2)
-    before, after, (x, y) = go("multi-label", method), go("multi-label", ClosingLap(method)), marked()
+    before, after, (x, y) = go("multi-label", method), go("multi-label", with_lap(method)), marked()
     with torch.no_grad():
         h, found = before.model.features(x).double().numpy(), after.model(x).double().numpy()  # type: ignore[operator]
     wanted, _ = fitted(standardised(h), 2 * y.double().numpy() - 1)

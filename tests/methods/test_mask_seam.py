@@ -11,7 +11,7 @@ from ekiden import Hardware, run
 from ekiden.base.settings import Training
 from ekiden.base.sums import Sums
 from ekiden.engine.worker import Client
-from ekiden.methods import ClosingLap, FedGram, FedSeq
+from ekiden.methods import FedGram, FedSeq, with_lap
 from ekiden.results.result import Result
 from tests.base.test_sums import gram
 from tests.conftest import Tiny
@@ -42,7 +42,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 CASES: dict[str, Callable[[], Result]] = {
     "chain": lambda: go(data()),
     "star": lambda: go(data(), replace(METHOD, topology="star")),
-    "closing lap": lambda: run(ClosingLap(FedSeq(epochs=1)), data(), Tiny, training=Training(batch_size=16)),
+    "closing lap": lambda: run(with_lap(FedSeq(epochs=1)), data(), Tiny, training=Training(batch_size=16)),
 }
 
 

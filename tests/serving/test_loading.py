@@ -111,7 +111,7 @@ def test_folder_and_file_say_what_the_model_takes(digits: FederatedData, tmp_pat
     }
     config = read_config(tmp_path / "run")
     assert {key: config[key] for key in wanted} == wanted
-    wanted |= {"closing_lap": False, "train": "all", "frozen": {}, "task": {"kind": "classification"}}
+    wanted |= {"train": "all", "frozen": {}, "task": {"kind": "classification"}}
     wanted |= {"inputs": {"kind": "images", "size": 0, "fit": "stretch", "window": [], "colour": "auto"}}
     assert {key: config[key] for key in wanted} == wanted
     with safe_open(tmp_path / "run" / "personal" / "client-0.safetensors", framework="pt") as file:

@@ -24,7 +24,21 @@ from torch import nn
 from ekiden import Hardware, Training, run
 from ekiden.base.files import safetensors_chunks
 from ekiden.engine.method import Method
-from ekiden.methods import METHODS, MOON, DisPFL, FedAvg, FedDC, FedDyn, FedELMY, FedPer, FedSeq, FedTasuki, MetaFed
+from ekiden.methods import (
+    METHODS,
+    MOON,
+    Average,
+    DisPFL,
+    FedAvg,
+    FedDC,
+    FedDyn,
+    FedELMY,
+    FedPer,
+    FedSeq,
+    FedTasuki,
+    MetaFed,
+    with_lap,
+)
 from ekiden.results.result import Result
 from ekiden.training.weights import Weights
 from ekiden.transports.flower import session
@@ -79,6 +93,9 @@ def cases() -> dict[str, Case]:
     between_silos: tuple[type[Method], ...] = (FedSeq, FedAvg, FedTasuki, MetaFed, MOON)
     for kind in between_silos:
         found[f"silos {kind.title()}"] = over_silos(remote.small(kind))
+    for lapped in (FedSeq(epochs=2), FedTasuki(epochs=2), Average(epochs=2), FedAvg(rounds=2, epochs=1)):
+        found[f"lap {lapped.title()}"] = simulated(with_lap(lapped))
+    found["silos lap"] = over_silos(with_lap(FedSeq(epochs=2)))
     found["silos that skip"] = over_silos(FedDyn(rounds=3, epochs=1), missing=True, absent="skip", patience=0.01)
     found["silos that measure"] = over_silos(FedAvg(rounds=3, epochs=1), evaluate_every=1)
     return found

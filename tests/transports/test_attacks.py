@@ -30,7 +30,7 @@ from ekiden.engine import wire
 from ekiden.engine.drive import outline
 from ekiden.engine.method import INITIAL, Method, payload_types
 from ekiden.engine.wire import SERVER, Encoded, Ref
-from ekiden.methods import METHODS, ClosingLap, DFedAvgM, FedAvg, FedGram, FedKrylov, FedSeq, Local
+from ekiden.methods import METHODS, DFedAvgM, FedAvg, FedGram, FedKrylov, FedSeq, Local, with_lap
 from ekiden.methods.blocks.rounds import Reply
 from ekiden.models import build
 from ekiden.training.network import Network
@@ -628,7 +628,7 @@ def test_every_method_runs_within_the_default_limits() -> None:
 
 
 @pytest.mark.parametrize(
-    "method", [FedGram(width=120), FedKrylov(width=120, laps=2, sums="whole"), ClosingLap(FedSeq(epochs=1))]
+    "method", [FedGram(width=120), FedKrylov(width=120, laps=2, sums="whole"), with_lap(FedSeq(epochs=1))]
 )
 def test_the_coordinator_of_a_chain_gets_no_sums(method: Method, tmp_path: Path) -> None:
     """It asks for every value of a finished run; only the model is sealed for it, also while the run goes on."""

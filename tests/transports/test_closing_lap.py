@@ -9,7 +9,7 @@ import pytest
 from ekiden.base.errors import UserError
 from ekiden.engine.folder import read_config
 from ekiden.engine.method import Method
-from ekiden.methods import Average, ClosingLap, FedTasuki
+from ekiden.methods import Average, FedTasuki, with_lap
 from ekiden.transports.flower.agreement import parse
 from ekiden.transports.flower.remote_plan import from_json
 from ekiden.transports.flower.verify import verify
@@ -17,37 +17,35 @@ from tests.transports.fakes import NAMES, FakeNodes, with_keys
 from tests.transports.test_remote import assert_equal, far, here, plan_of
 from tests.transports.test_silo import TERMS
 
-CHAIN, STAR = FedTasuki(epochs=1), Average(epochs=1)
+CHAIN, STAR = with_lap(FedTasuki(epochs=1)), with_lap(Average(epochs=1))
 
 
 @pytest.mark.parametrize("method", [CHAIN, STAR], ids=["chain", "star"])
 def test_equal_to_one_process_and_signed(method: Method, tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES)
     folder = tmp_path / "run"
-    result = far(method, FakeNodes(files), folder, public, closing_lap=True)
-    assert_equal(result, here(ClosingLap(method)))
+    result = far(method, FakeNodes(files), folder, public)
+    assert_equal(result, here(method))
     assert verify(folder, public).wrong == ()
     config = read_config(folder)
-    assert config["closing_lap"] is True
-    for changed in ({"closing_lap": False}, {"remote_plan": config["remote_plan"] | {"closing_lap": False}}):
+    name = method.title()
+    plain = {"method": name.removesuffix("+lap")}
+    assert config["method"] == name
+    for changed in (plain, {"remote_plan": config["remote_plan"] | plain}):
         (folder / "config.json").write_text(json.dumps(config | changed))
-        assert any("closing_lap false, the terms" in line for line in verify(folder, public).wrong)
+        assert any(f"method {plain['method']}, the terms" in line for line in verify(folder, public).wrong)
 
 
 def test_a_silo_must_allow_it(tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES, '[limits]\nmethods = ["fedtasuki"]\n')
-    with pytest.raises(UserError, match="has a closing lap, client-0 does not allow that"):
-        far(CHAIN, FakeNodes(files), tmp_path / "run", public, closing_lap=True)
-    assert far(CHAIN, FakeNodes(files), tmp_path / "run2", public).weights is not None
+    with pytest.raises(UserError, match=r"client-0 does not allow 'fedtasuki\+lap', only fedtasuki"):
+        far(CHAIN, FakeNodes(files), tmp_path / "run", public)
+    assert far(FedTasuki(epochs=1), FakeNodes(files), tmp_path / "run2", public).weights is not None
 
 
 def test_plan_and_terms_survive_their_text() -> None:
-    plan = plan_of(ClosingLap(CHAIN))
-    assert (plan.method, plan.closing_lap) == (CHAIN, True)
+    plan = plan_of(CHAIN)
     assert from_json(json.loads(json.dumps(plan.to_json()))) == plan
-    terms = replace(TERMS, closing_lap=True)
-    assert (parse(terms.text()).closing_lap, parse(TERMS.text()).closing_lap) == (True, False)
+    terms = replace(TERMS, method=f"{TERMS.method}+lap")
     assert parse(terms.text()).digest == terms.digest != TERMS.digest == parse(TERMS.text()).digest
-    assert isinstance(terms.build_method(), ClosingLap)
-    with pytest.raises(UserError, match="closing_lap 1 is of the wrong type"):
-        parse(json.dumps(json.loads(TERMS.text()) | {"closing_lap": 1}))
+    assert terms.build_method() == with_lap(TERMS.build_method())

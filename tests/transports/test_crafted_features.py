@@ -22,10 +22,11 @@ from ekiden.data.tasks import Classification
 from ekiden.engine import wire
 from ekiden.engine.method import INITIAL, Method, on_client
 from ekiden.engine.wire import Encoded
-from ekiden.methods import ClosingLap, DeepAFL, FedGram, FedKrylov, FedSeq, between_machines
+from ekiden.methods import DeepAFL, FedGram, FedKrylov, FedSeq, between_machines, with_lap
 from ekiden.methods.exact import closing
 from ekiden.methods.exact.blocks.feature_room import features_of
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures
+from ekiden.methods.exact.closing import ClosingLap
 from ekiden.methods.exact.fedgram.handed import Handoff
 from ekiden.methods.exact.fedkrylov import fedkrylov
 from ekiden.methods.exact.fedkrylov.handed import OpeningSums
@@ -245,7 +246,7 @@ def test_the_last_silo_reads_an_image_with_its_label_in_a_closing_lap(tmp_path: 
     noted: dict[str, Any] = {}
     body = crafted(images(NAMES[2]), seed=5)
     nodes = Tampering(files, {NAMES[2]: lap(noted, body)})
-    far(FedSeq(epochs=1), nodes, tmp_path / "run", public, closing_lap=True, model="mlp")
+    far(with_lap(FedSeq(epochs=1)), nodes, tmp_path / "run", public, model="mlp")
     rows = noted["classes"][:, :64].double() / 1000 - 10
     assert found_in(rows, NAMES[:2], 0.001) == 1
 
@@ -316,7 +317,7 @@ ALL = FedGram(features="patches", patch="3", width=32, min_active=10, dictionary
         (ALL, {}, "the first silo of fedgram chooses the features"),
         (FedGram(width=400, topology="star", **SAFE), {}, "has topology = 'star', client-0 allows only 'chain'"),
         (FedKrylov(width=400, min_active=10), {}, "the first silo of fedkrylov chooses the features"),
-        (FedSeq(epochs=1), {"closing_lap": True}, "chooses the features, .*: leave out --closing-lap"),
+        (with_lap(FedSeq(epochs=1)), {}, r"chooses the features, .*: leave out \+lap"),
         (DeepAFL(layers=1), {}, "the coordinator of deepafl chooses the features"),
     ],
 )

@@ -22,7 +22,7 @@ from ekiden.engine.method import Method
 from ekiden.engine.transport import opened, summands
 from ekiden.engine.wire import SERVER
 from ekiden.engine.worker import Client, Worker
-from ekiden.methods import Average, ClosingLap, FedGram, FedKrylov, FedSeq, FedTasuki
+from ekiden.methods import Average, FedGram, FedKrylov, FedSeq, FedTasuki, with_lap
 from ekiden.methods.exact.fedgram.handed import PatchMoments
 from ekiden.models.patches import PatchSums
 from ekiden.results.result import Result
@@ -377,8 +377,8 @@ METHODS: dict[str, Method] = {
     "chain, 16 bits": FedGram(width=40, bits=16, samples=2000),
     "star, 16 bits": FedGram(width=40, bits=16, samples=2000, topology="star"),
     "laps": FedKrylov(width=40, laps=3, sums="whole"),
-    "closing lap": ClosingLap(FedTasuki(epochs=1)),
-    "closing lap, server": ClosingLap(Average(epochs=1)),
+    "closing lap": with_lap(FedTasuki(epochs=1)),
+    "closing lap, server": with_lap(Average(epochs=1)),
 }
 
 
@@ -397,10 +397,7 @@ def own_parts(monkeypatch: pytest.MonkeyPatch) -> dict[str, AnySums]:
 
 
 def go(case: str, nodes: FakeNodes, folder: Path, public: dict[str, str], **plan: Any) -> Result:
-    method = METHODS[case]
-    if isinstance(method, ClosingLap):
-        return far(method.method, nodes, folder, public, closing_lap=True, **plan)
-    return far(method, nodes, folder, public, **plan)
+    return far(METHODS[case], nodes, folder, public, **plan)
 
 
 @pytest.mark.parametrize("case", METHODS)

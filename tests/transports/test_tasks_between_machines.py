@@ -21,7 +21,7 @@ from ekiden.data.tasks import terms as task_terms
 from ekiden.engine import wire
 from ekiden.engine.folder import read_config
 from ekiden.engine.method import Method
-from ekiden.methods import ClosingLap, DFedAvgM, FedAvg, FedGram, FedOV, FedPer, FedSeq
+from ekiden.methods import DFedAvgM, FedAvg, FedGram, FedOV, FedPer, FedSeq, with_lap
 from ekiden.models import _NETWORKS, _SPECIAL
 from ekiden.models.split import SplitNetwork
 from ekiden.transports.flower import session
@@ -153,7 +153,7 @@ def test_tasks_are_equal_to_one_process_and_verified(kind: str, method: Method, 
     assert all(type(count.right) is int and count.samples >= 10 for row in counts for count in row)
 
 
-@pytest.mark.parametrize("method", [FedGram(), ClosingLap(FedSeq(epochs=1))], ids=lambda method: method.title())
+@pytest.mark.parametrize("method", [FedGram(), with_lap(FedSeq(epochs=1))], ids=lambda method: method.title())
 def test_sums_of_numbers_to_predict(method: Method, tmp_path: Path) -> None:
     """The classifier of fixed features, which is a regression here."""
     nodes = Nodes(tmp_path, "regression")

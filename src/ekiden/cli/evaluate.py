@@ -90,7 +90,7 @@ def evaluate(options: EvaluateOptions) -> None:
     groups |= {"domain": test.by_domain(scores), "class": test.by_class(scores)}
     run = summary.summarise(options.run)
     if run.metrics and not run.finished:
-        steps = plan.whole.steps(len(run.config["clients"]))
+        steps = plan.method.steps(len(run.config["clients"]))
         line = f"the run stopped after step {run.last['step']} of {steps}: this is its model so far"
         print(line, file=sys.stderr if options.json else sys.stdout)
     if options.json:

@@ -68,7 +68,7 @@ _BOXES: Boxes = (
         "run",
         "The run as a whole: seeds, folder, what is measured.",
         (
-            *("seeds", "out", "track", "on", "seed", "workers", "evaluate_every", "closing_lap"),
+            *("seeds", "out", "track", "on", "seed", "workers", "evaluate_every"),
             *("tune", "keep_trained", "evaluate_on"),
         ),
     ),

@@ -25,7 +25,7 @@ from ekiden.transports.flower.agreement import check_name
 from ekiden.transports.flower.commands import Security
 from ekiden.transports.flower.masking import release_text
 from ekiden.transports.flower.remote_plan import RemotePlan, check, stored
-from ekiden.transports.flower.silo_file import SiloFile
+from ekiden.transports.flower.silo_file import Limits, SiloFile
 from ekiden.transports.flower.verify import terms as signed_terms
 from ekiden.transports.flower.verify import verify as custody_of
 
@@ -157,10 +157,8 @@ def _start(file: SiloFile, security: Security) -> None:
         f"{file.name}: {len(client.train)} training, {len(client.val)} validation, {len(client.test)} test samples of "
         f"shape {dataset.shape} for {dataset.task.kind} with {dataset.outputs} outputs; they stay here"
     )
-    say(
-        f"allows {', '.join(file.limits.methods)}; models up to {summary.size(file.limits.model_bytes)}; "
-        f"{file.limits.epochs} epochs a task"
-    )
+    methods = "all methods" if file.limits.methods == Limits().methods else ", ".join(file.limits.methods)
+    say(f"allows {methods}; models up to {summary.size(file.limits.model_bytes)}; {file.limits.epochs} epochs a task")
     if line := request_log.changed(file.folder):
         say(f"{file.folder / request_log.FILE} was changed at line {line}: somebody edited or damaged it")
     if file.link.key and not file.link.peers:
@@ -322,7 +320,7 @@ def _submit(
         public_keys = {}
     else:
         raise UserError("say where the silos' public keys are: --keys FOLDER with NAME.pub for each of --clients")
-    with tracking.watching(track, folder, plan.whole.steps(len(plan.names))) as look:
+    with tracking.watching(track, folder, plan.method.steps(len(plan.names))) as look:
 
         def follow(line: str) -> None:
             say(line)

@@ -55,7 +55,7 @@ _LIKE = 1e-2  # relative: more than machines and devices differ by rounding, les
 S = TypeVar("S", bound=State)
 FORMAT = 2
 # also in the headers of model files
-_ABOUT = ("method", "closing_lap", "network", "classes", "input", "inputs", "task", "train", "frozen")
+_ABOUT = ("method", "network", "classes", "input", "inputs", "task", "train", "frozen")
 _DAMAGED = "the run folder is damaged, start a new run"
 _BESIDE = {"ekiden", "sweep", "selection", "revisions", "architecture"}
 """Entries of the configuration on which the run does not depend: what wrote it, for which table, what its result is."""
@@ -65,7 +65,6 @@ _NEEDED: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("method", "selection", "dataset", "model", "train", "pretrained"), str),
     **dict.fromkeys(("hyperparameters", "training", "hardware", "clients", "input", "inputs", "task", "frozen"), dict),
     **dict.fromkeys(("seed", "steps", "model_bytes"), int),
-    "closing_lap": bool,
     "network": (str, type(None)),
     "classes": list,
 }

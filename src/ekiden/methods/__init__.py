@@ -15,7 +15,7 @@ from ekiden.methods.chain.fedseq import FedSeq
 from ekiden.methods.chain.fedtasuki.fedtasuki import FedTasuki
 from ekiden.methods.chain.sfedkd import SFedKD
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures
-from ekiden.methods.exact.closing import ClosingLap
+from ekiden.methods.exact.closing import LAP, ClosingLap, lapped, with_lap
 from ekiden.methods.exact.fedgram.fedgram import FedGram
 from ekiden.methods.exact.fedkrylov.fedkrylov import FedKrylov
 from ekiden.methods.gossip.criticalfl.criticalfl import CriticalFL
@@ -123,11 +123,14 @@ def method_named(name: str) -> type[Method]:
     """Return the method called `name` on the command line.
 
     Args:
-        name: a title in `METHODS`, the name of an entry point in the group "ekiden.methods", or PATH.py:CLASS.
+        name: a title in `METHODS`, the name of an entry point in the group "ekiden.methods", or PATH.py:CLASS; behind
+            it `+lap` for a closing lap.
 
     Raises:
         UserError: there is none, and the message names the nearest; or `name` is something else than a method.
     """
+    if name.lower().endswith(LAP):
+        return lapped(method_named(name[: -len(LAP)]))
     plain = name.lower().replace("-", "").replace("_", "")  # fedelmy-parallel, as in the documents, is fedelmyparallel
     for method in METHODS:
         if method.title() == plain:
@@ -151,6 +154,8 @@ def known(name: str) -> type[Method] | None:
 
 def name_of(kind: type[Method]) -> str:
     """Return the name by which `method_named` finds `kind`, if it does: its title, or PATH.py:CLASS."""
+    if issubclass(kind, ClosingLap):
+        return name_of(kind.lapped) + LAP
     for name, point in installed("ekiden.methods").items():
         if point.value.replace(":", ".") == f"{kind.__module__}.{kind.__qualname__}":
             return name
@@ -159,17 +164,14 @@ def name_of(kind: type[Method]) -> str:
 
 def written(method: Method) -> dict[str, Any]:
     """What a run folder says about a method; `method_of` reads it."""
-    lap = isinstance(method, ClosingLap)
-    inner = method.method if isinstance(method, ClosingLap) else method
-    return {"method": name_of(type(inner)), "hyperparameters": plain(inner), "closing_lap": lap}
+    return {"method": name_of(type(method)), "hyperparameters": plain(method)}
 
 
 def method_of(said: Mapping[str, Any]) -> Method:
     """Return the method of a run folder."""
     kind = method_named(said["method"])
     with reading(f"the settings of {said['method']}", "the version of Ekiden that ran it"):
-        method = made(kind, said["hyperparameters"])
-    return ClosingLap(method) if said["closing_lap"] else method
+        return made(kind, said["hyperparameters"])
 
 
 def between_machines(kind: type[Method]) -> Method:
@@ -185,8 +187,6 @@ def between_machines(kind: type[Method]) -> Method:
 
 def among(method: Method, clients: Sequence[str]) -> Method:
     """Return a method whose order names other clients as one for `clients`: who is new to it comes last."""
-    if isinstance(method, ClosingLap):
-        return replace(method, method=among(method.method, clients))
     order = plain(method).get("order")
     if not isinstance(order, str) or order in ("given", "reversed", "random"):
         return method
@@ -239,6 +239,7 @@ def _plain(kind: type[Method]) -> Method | None:
 __all__ = [
     "DENSE",
     "FENS",
+    "LAP",
     "METHODS",
     "MOON",
     "PFNM",
@@ -247,7 +248,6 @@ __all__ = [
     "UAPDFL",
     "Average",
     "Centralized",
-    "ClosingLap",
     "CoBoosting",
     "CriticalFL",
     "CriticalFLServer",
@@ -290,5 +290,6 @@ __all__ = [
     "method_of",
     "name_of",
     "plan_of",
+    "with_lap",
     "written",
 ]

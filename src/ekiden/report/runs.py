@@ -192,7 +192,7 @@ def _alike(config: Mapping[str, Any]) -> str:
     plan["tune"] = bool(config.get("plan", {}).get("tune"))
     plan["evaluate_on"] = config.get("plan", {}).get("evaluate_on", "all")
     fields = [config[k] for k in ("method", "training", "dataset", "model")]
-    fields += [config["hyperparameters"], _machine(config), config["closing_lap"]]
+    fields += [config["hyperparameters"], _machine(config)]
     cell = [_swept(config).get(k) for k in ("experiment", "row", "column")]
     who = [list(config["clients"]), revised(config)]
     return json.dumps([fields, plan, partition(config), *who, cell], sort_keys=True)
@@ -259,8 +259,7 @@ def _name(group: Group, peers: Sequence[Group], columns: set[str]) -> str:
 
 def _settings(group: Group) -> dict[str, Any]:
     config = group.first.config
-    lap = {"closing_lap": config["closing_lap"]}
-    return {**config["hyperparameters"], **config["training"], **_machine(config), **lap}
+    return {**config["hyperparameters"], **config["training"], **_machine(config)}
 
 
 def _unique(names: Sequence[str]) -> Iterator[str]:

@@ -167,7 +167,7 @@ def _guarded(run: int, job: LaunchedRun, report: Callable[[Event], None]) -> Run
         nonlocal begun
         if not begun:  # refused runs get a single line, the reason, so this comes after the checks
             begun = True
-            report(Event(run, "starting", total=job.plan.whole.steps(len(data.clients))))
+            report(Event(run, "starting", total=job.plan.method.steps(len(data.clients))))
 
     def on_step(row: Row) -> None:
         begin()

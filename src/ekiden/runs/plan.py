@@ -18,7 +18,7 @@ from ekiden.engine.folder import read_config
 from ekiden.engine.method import Method
 from ekiden.engine.setup import check_labels, check_model, resolved_hardware, why_unusable
 from ekiden.engine.worker import Setup, Watch, Worker
-from ekiden.methods import ClosingLap, name_of, plan_of
+from ekiden.methods import name_of, plan_of
 from ekiden.models import training_part
 
 M = TypeVar("M", bound=Method)
@@ -70,9 +70,6 @@ class Plan(Checked, Generic[M]):
     """number of processes for the independent tasks of one run"""
     evaluate_every: Count = 1
     """steps between evaluations on the test data"""
-    closing_lap: bool = False
-    """after the method's last step, refit the classifier exactly on the final features of all clients' training data.
-    The model goes to all clients, and sums go from one to the next"""
     tune: bool = False
     """measure on the clients' validation data, not on the test data, to choose settings"""
     keep_trained: bool = False
@@ -83,21 +80,12 @@ class Plan(Checked, Generic[M]):
     models that clients trained last in the step are also measured, before any averaging (client_mean_trained)"""
 
     def __post_init__(self) -> None:
-        """Turn a method with a closing lap into the method and the flag; refuse a lap that the method cannot have."""
-        if isinstance(self.method, ClosingLap):
-            object.__setattr__(self, "closing_lap", True)
-            object.__setattr__(self, "method", self.method.method)
+        """Find the run, the network and the file that the settings name."""
         training_part.parsed(self.train)
         method, model, pretrained = self.method.with_source(self.model, self.pretrained)
         object.__setattr__(self, "method", method)
         object.__setattr__(self, "pretrained", models.located_file(pretrained))
         object.__setattr__(self, "model", models.located(model))
-        _ = self.whole
-
-    @property
-    def whole(self) -> Method:
-        """Everything that is run: the method, with its closing lap if there is one."""
-        return ClosingLap(self.method) if self.closing_lap else self.method
 
     def federation(self, dataset: Dataset | None = None) -> FederatedData:
         """Return the data, divided among the clients. Pass `dataset` if the data are already loaded."""
@@ -156,7 +144,7 @@ class Plan(Checked, Generic[M]):
     ) -> api.Result:
         """Run it over `data` (from `federation`) in `folder`, or resume it; note `about` in a new folder."""
         return api.run(
-            self.whole,
+            self.method,
             data,
             self.model,
             training=self.training,
@@ -215,12 +203,12 @@ def plan_in(config: Mapping[str, Any], where: Path) -> Plan[Method]:
 
 def judge(plan: Plan[Method], own: FederatedData, data: FederatedData) -> TestSet:
     """Return what measures models that `plan` trained on `own` on the test samples of `data`, on the CPU."""
-    build = networks.builder(plan.model, own, plan.seed, plan.whole, plan.train, plan.pretrained)
+    build = networks.builder(plan.model, own, plan.seed, plan.method, plan.train, plan.pretrained)
     device = "cpu" if why_unusable(plan.hardware.device) else plan.hardware.device
     hardware = resolved_hardware(replace(plan.hardware, device=device), 1, build)
     # Samples are prepared as in training, because the network knows no other scale of the pixels.
     dataset = replace(data.dataset, mean=own.dataset.mean, std=own.dataset.std, task=own.dataset.task)
-    worker = Worker(Setup(plan.whole, build, dataset, plan.training, hardware, plan.seed), {})
+    worker = Worker(Setup(plan.method, build, dataset, plan.training, hardware, plan.seed), {})
     data = replace(data, dataset=dataset)
     check_labels(data)
     check_model(worker, data)

@@ -293,7 +293,7 @@ def label(config: dict[str, Any]) -> str:
         del given["select"]
     chosen = {k: v for k, v in given.items() if usual.get(k) != v}
     name = outside.short(config["method"])
-    told = [f"{k}={v}" for k, v in chosen.items()] + ["closing lap"] * config["closing_lap"]
+    told = [f"{k}={v}" for k, v in chosen.items()]
     name = f"{name} ({', '.join(told)})" if told else name
     return f"{name}{_budget(config)}{_revised(config)}"
 
@@ -334,7 +334,7 @@ def _budget(config: dict[str, Any]) -> str:
 def _all_but_the_seed(config: dict[str, Any]) -> str:
     fields = {k: config[k] for k in ("method", "training", "hardware", "dataset", "model")}
     plan = {k: v for k, v in config.get("plan", {}).items() if k not in ("seed", "hyperparameters")}
-    others = [config["hyperparameters"], config["closing_lap"], revised(config)]
+    others = [config["hyperparameters"], revised(config)]
     return json.dumps([fields, plan, list(config["clients"]), *others], sort_keys=True)
 
 

@@ -144,11 +144,10 @@ def _training(result: Result) -> list[str]:
     config = result.config
     settings = {**config["hyperparameters"], **config["training"], "seed": config["seed"]}
     settings = {name: value for name, value in settings.items() if value not in ([], (), "")}
-    lap = " It ended with a closing lap: the classifier was refitted exactly." if config["closing_lap"] else ""
     changes = [change for made in config.get("revisions", []) for change in made.items()]
     revised = "".join(f" {what} {who}." for what, who in changes)
     return [
-        f"{result.state.step} of {config['steps']} steps.{lap}{revised}",
+        f"{result.state.step} of {config['steps']} steps.{revised}",
         "",
         "| setting | value |",
         "|---|---|",

@@ -14,7 +14,7 @@ from ekiden.base import outside
 from ekiden.base.errors import UserError, at, unknown
 from ekiden.data.tasks import KINDS
 from ekiden.engine.method import Method
-from ekiden.methods import METHODS, method_named
+from ekiden.methods import LAP, METHODS, method_named
 from ekiden.runs.plan import Plan
 from ekiden.tables import settings
 
@@ -382,7 +382,7 @@ def _parts(layer: Entry, method: str) -> tuple[Entry, Entry]:
             raise unknown("method", name, _TITLES)
         if name in _TITLES and name not in settings.known_anywhere():  # "average" is a hyperparameter too
             table(value, name)
-    own = layer.get(method)
+    own = layer.get(method.removesuffix(LAP))
     return {k: v for k, v in layer.items() if not isinstance(v, dict)}, {
         "method": method,
         **(own if isinstance(own, dict) else {}),

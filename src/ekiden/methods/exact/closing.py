@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, make_dataclass
-from functools import cache, reduce
+from functools import cache, cached_property, reduce
 from itertools import chain, islice
 from operator import or_
-from typing import Any, NamedTuple, cast, get_type_hints
+from typing import Any, ClassVar, NamedTuple, cast, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ from ekiden.methods.exact.blocks.label_sums import size_of_sums, sums_of
 from ekiden.training.network import trial
 from ekiden.training.weights import Layout
 
+LAP = "+lap"
+"""end of the name of a method with a closing lap"""
 _SAMPLES = 1024  # samples from which the first client of the lap sets the scales
 _REACH = 32  # range of the whole numbers, in standard deviations of these samples
 
@@ -63,7 +65,6 @@ class Lap(State):
     closed: bool = False
 
 
-@dataclass(frozen=True)
 class ClosingLap(Method):
     """A method with one more lap, in which clients add up the sums for an exact classifier on its final features.
 
@@ -80,46 +81,43 @@ class ClosingLap(Method):
     handed on instead of sent to the server; λ is not chosen on data.
     """
 
-    method: Method
-    """the method that is run before"""
+    lapped: ClassVar[type[Method]]
+    """class of the method that is run before"""
 
     def __post_init__(self) -> None:
-        """Refuse a method that does not end with one model of the clients' network; take over its declarations."""
-        method, name = self.method, self.method.title()
-        kind = type(method)
-        if any(getattr(getattr(kind, task, None), "__on_client__", False) for task in _TASKS):
-            raise UserError(f"{name} already has a closing lap, or a task of that name: leave out --closing-lap")
+        """Refuse a method that does not end with one model of the clients' network."""
+        super().__post_init__()
+        method, name = self.without_lap, self.lapped.title()
         if method.traits.joins_models:
-            raise UserError(f"--closing-lap needs one model, {name} joins the clients' models: leave it out")
+            raise UserError(f"{LAP} needs one model, {name} joins the clients' models: leave it out")
         if not method.one_model:
-            raise UserError(f"--closing-lap needs a global model, {name} gives personal ones: leave it out")
-        if method.changes_network or method.traits.extra_outputs or kind.own_network is not Method.own_network:
-            raise UserError(f"--closing-lap needs the clients' own network, {name} makes another: leave it out")
-        object.__setattr__(self, "traits", method.traits)
+            raise UserError(f"{LAP} needs a global model, {name} gives personal ones: leave it out")
+        own = self.lapped.own_network is Method.own_network
+        if method.changes_network or method.traits.extra_outputs or not own:
+            raise UserError(f"{LAP} needs the clients' own network, {name} makes another: leave it out")
 
-    def __getattr__(self, name: str) -> Any:
-        """Return a task of the wrapped method."""
-        task = None if name.startswith("_") else getattr(self.__dict__.get("method"), name, None)
-        if not getattr(task, "__on_client__", False):
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return task
+    def __reduce__(self) -> Any:
+        """Make the class again where it is needed, as no module has it."""
+        return with_lap, (self.without_lap,)
+
+    @classmethod
+    def title(cls) -> str:
+        """The name on the command line."""
+        return cls.lapped.title() + LAP
+
+    @cached_property
+    def without_lap(self) -> Method:
+        """The method that is run before."""
+        return _copied(self, self.lapped)
 
     @property
     def needs(self) -> frozenset[Need]:
         """Need target vectors for least squares."""
-        return self.method.needs | VECTORS
-
-    def check(self, clients: Sequence[str]) -> None:
-        """Check as the wrapped method does."""
-        self.method.check(clients)
-
-    def selection(self, select: str) -> str:
-        """Return the wrapped method's selection."""
-        return self.method.selection(select)
+        return self.without_lap.needs | VECTORS
 
     def check_network(self, model: Size) -> None:
         """Refuse a network that does not end with a linear layer called `head`."""
-        self.method.check_network(model)
+        self.without_lap.check_network(model)
         network = model.network
         _ = network.head  # declared
         head, last = network.module.get_submodule("head"), network.layout.head
@@ -130,13 +128,11 @@ class ClosingLap(Method):
                 features, logits = network.probe(trial(network.module, x))
                 linear = features.shape[1:] == (last.inputs - 1,) and torch.allclose(head(features), logits, 1e-2, 1e-4)
         if not linear:
-            raise UserError(
-                "--closing-lap needs a network that ends with `head`, one linear layer with biases: leave it out"
-            )
+            raise UserError(f"{LAP} needs a network that ends with `head`, one linear layer with biases: leave it out")
 
     def start(self) -> State:
-        """Return the wrapped method's first state."""
-        return _with_lap(self.method.start())
+        """Return the first state of the method before it."""
+        return _with_lap(self.without_lap.start())
 
     def complete(self, state: State) -> bool:
         """Return whether the lap's classifier is in the model."""
@@ -144,9 +140,9 @@ class ClosingLap(Method):
 
     def run(self, fed: Fed, s: Any) -> Iterator[State]:
         """Yield the method's states, then one for each hop from where the model is, then the solution."""
-        before, n = self.method.steps(len(fed.clients)), len(fed.clients)
+        before, n = self.without_lap.steps(len(fed.clients)), len(fed.clients)
         if s.step < before:
-            for after in self.method.run(fed, s):
+            for after in self.without_lap.run(fed, s):
                 s = _with_lap(after)
                 yield s
         while s.step < before + n:
@@ -166,7 +162,7 @@ class ClosingLap(Method):
         if s.body is not None:
             return s.body  # type: ignore[no-any-return]
         if s.model is None or s.personal:
-            raise UserError(f"{self.method.title()} has not given one global model: leave out --closing-lap")
+            raise UserError(f"{self.lapped.title()} has not given one global model: leave out {LAP}")
         if isinstance(s.model, Ref):
             owner = fed.clients[0] if s.model.owner == EVERYONE else s.model.owner
             return fed.call(self.lap_body, owner, s.model)
@@ -185,7 +181,7 @@ class ClosingLap(Method):
         def lap_body(client: Client, handed: Weights | HasModel) -> Weights:
             return handed if isinstance(handed, Weights) else handed.model
 
-        lap_body.__annotations__["handed"] = _handed(type(self.method))
+        lap_body.__annotations__["handed"] = _handed(self.lapped)
         return lap_body
 
     @on_client
@@ -211,24 +207,44 @@ class ClosingLap(Method):
 
     def steps(self, clients: int) -> int:
         """Return the method's steps, N hops and the solution."""
-        return self.method.steps(clients) + clients + 1
+        return self.without_lap.steps(clients) + clients + 1
 
     def cost(self, clients: int, model: Size) -> int:
         """What the method costs and N·(M + S); less M where a client has it.
 
         S = 4D(D + 1) + 8KD + 8K + 8D; 8D + 8K + 8 more unless labels are classes.
         """
-        return self.method.cost(clients, model) + clients * (model + handed_on(model))
+        return self.without_lap.cost(clients, model) + clients * (model + handed_on(model))
 
     def moved(self, end: Any, clients: int, model: Size) -> int:
         """The method's `moved`, and (N - 1)·M + N·S if a client had its model, or N·(M + S) if the server had it."""
-        before, sums = self.method.moved(end, clients, model), handed_on(model)
+        before, sums = self.without_lap.moved(end, clients, model), handed_on(model)
         if isinstance(end.model, Ref):
             return before + (clients - 1) * model + (clients * sums if clients > 1 else 0)
         return before + clients * (model + sums)
 
 
-_TASKS = ("lap_body", "lap_add", "lap_close")
+def with_lap(method: Method) -> Method:
+    """Return a method with a closing lap: the same hyperparameters, and a name that ends with `+lap`."""
+    return _copied(method, lapped(type(method)))
+
+
+@cache
+def lapped(kind: type[Method]) -> type[Method]:
+    """Return the class of the methods of `kind` with a closing lap."""
+    if taken := [name for name in _OWN if hasattr(kind, name)]:
+        raise UserError(f"{kind.title()} already has a closing lap, or something called {taken[0]}: leave out {LAP}")
+    about = f"{(kind.__doc__ or '').strip()}\n\nA closing lap then refits the classifier exactly."
+    values = {"__doc__": about, "__module__": kind.__module__, "lapped": kind}
+    return type(f"{kind.__name__}{LAP}", (ClosingLap, kind), values)
+
+
+def _copied(method: Method, kind: type[Method]) -> Method:
+    """Return a method of `kind` with the hyperparameters of another."""
+    return kind(**{f.name: getattr(method, f.name) for f in fields(method)})
+
+
+_OWN = ("lapped", "without_lap", "lap_body", "lap_add", "lap_close")
 
 
 def handed_on(model: Size) -> int:

@@ -47,18 +47,17 @@ def agree(
         keys=tuple(public_keys[name] for name in plan.names) if public_keys else (),
         sealed=plan.sealed and bool(public_keys),
         skips=plan.absent == "skip",
-        closing_lap=plan.closing_lap,
         train=plan.train,
         pretrained=plan.pretrained,
         inputs=one.inputs,
         task=one.task,
         revises=plan.revises,
     )
-    check_needs(plan.whole, no_samples(agreed))
-    plan.whole.check_source(plan.pretrained, no_samples(agreed))
+    check_needs(plan.method, no_samples(agreed))
+    plan.method.check_source(plan.pretrained, no_samples(agreed))
     if not agreed.has_values:
         return agreed
-    return replace(agreed, values=values_digest(agreed.builder(plan.whole)()))
+    return replace(agreed, values=values_digest(agreed.builder(plan.method)()))
 
 
 def _alike(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> Hello:
@@ -119,7 +118,7 @@ def check_reading(plan: RemotePlan[Method], agreed: Agreement, setup: Setup) -> 
 
 def check_measuring(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> None:
     """Refuse to measure more often than a silo allows, before the run starts."""
-    steps = plan.whole.steps(len(plan.names))
+    steps = plan.method.steps(len(plan.names))
     often = -(-steps // plan.evaluate_every) if plan.evaluate_every else 1
     for name, hello in hellos.items():
         if often > hello.evaluations:

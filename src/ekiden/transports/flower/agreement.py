@@ -25,7 +25,7 @@ from ekiden.engine.method import Method
 from ekiden.engine.networks import NamedNetwork, Prepared, of_method
 from ekiden.engine.wire import EVERYONE, SERVER
 from ekiden.engine.worker import Setup
-from ekiden.methods import ClosingLap, method_named
+from ekiden.methods import method_named
 from ekiden.models import training_part
 
 AGREEMENT = "agreement.json"
@@ -105,7 +105,6 @@ class Agreement:
         keys: public key of each silo; none if names are not proved.
         sealed: whether values are sealed for their readers.
         skips: whether the run continues without silos that do not answer.
-        closing_lap: whether the classifier is refitted after the method's last step.
         train: the part of the network that is trained.
         pretrained: name of the file with the network's values; empty if there is none.
         values: digest of the network's frozen and pretrained values, which each silo has itself; empty if there are
@@ -132,7 +131,6 @@ class Agreement:
     keys: tuple[str, ...] = ()
     sealed: bool = False
     skips: bool = False
-    closing_lap: bool = False
     train: str = "all"
     pretrained: str = ""
     values: str = ""
@@ -184,7 +182,7 @@ class Agreement:
             if present is _ABSENT or not _same_kind(value, present):
                 raise UserError(f"{self.method} cannot have {name} = {value!r}")
             values[name] = value
-        return ClosingLap(kind(**values)) if self.closing_lap else kind(**values)
+        return kind(**values)
 
     def setup(self, dataset: Dataset, hardware: Hardware, pretrained: Path | None = None) -> Setup:
         """Return what a worker needs at a party that holds `dataset`; `pretrained` as in `builder`."""

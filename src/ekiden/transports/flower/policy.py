@@ -15,7 +15,7 @@ from ekiden.engine.folder import values_digest
 from ekiden.engine.method import INITIAL, Method
 from ekiden.engine.wire import SERVER, Ref
 from ekiden.engine.worker import Setup
-from ekiden.methods import ClosingLap, DeepAFL
+from ekiden.methods import LAP, DeepAFL
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures
 from ekiden.training import frozen
 from ekiden.training.network import on_meta
@@ -24,7 +24,7 @@ from ekiden.transports.flower.agreement import Agreement
 from ekiden.transports.flower.contents import Absence
 from ekiden.transports.flower.parcel import Ask
 from ekiden.transports.flower.sealing import Reader
-from ekiden.transports.flower.silo_file import CLOSING_LAP, Held, SiloFile
+from ekiden.transports.flower.silo_file import Held, SiloFile
 
 
 def check_terms(file: SiloFile, agreed: Agreement) -> None:
@@ -33,11 +33,6 @@ def check_terms(file: SiloFile, agreed: Agreement) -> None:
     if agreed.method not in file.limits.methods:
         raise UserError(
             f"{name} does not allow {agreed.method[:40]!r}, only {', '.join(file.limits.methods)} "
-            "(limits.methods in its silo.toml)"
-        )
-    if agreed.closing_lap and CLOSING_LAP not in file.limits.methods:
-        raise UserError(
-            f"the run has a closing lap, {name} does not allow that: leave out --closing-lap, or name {CLOSING_LAP} "
             "(limits.methods in its silo.toml)"
         )
     if file.link.key and not agreed.sealed and not file.limits.unsealed:
@@ -75,27 +70,26 @@ def _check_method(file: SiloFile, method: Method) -> None:
         UserError: the message names the line of the file.
     """
     name, limits = file.name, file.limits
-    inner = method.method if isinstance(method, ClosingLap) else method
-    title = inner.title()
+    title = method.title().removesuffix(LAP)
     for field, allowed in file.allow.get(title, {}).items():
-        if (value := getattr(inner, field)) not in allowed:
+        if (value := getattr(method, field)) not in allowed:
             listed = ", ".join(map(repr, allowed))
             raise UserError(
                 f"{title} has {field} = {value!r}, {name} allows only {listed} (allow.{title} in its silo.toml)"
             )
-    if isinstance(inner, FixedFeatures) and inner.min_active < limits.min_active:
+    if isinstance(method, FixedFeatures) and method.min_active < limits.min_active:
         raise UserError(
-            f"{title} has min_active = {inner.min_active}, {name} wants {limits.min_active} or more: give "
+            f"{title} has min_active = {method.min_active}, {name} wants {limits.min_active} or more: give "
             f"--min-active {limits.min_active} (limits.min_active in its silo.toml)"
         )
     if limits.trust_first:
         return
     why = "and could read single samples from their sums (limits.trust_first in its silo.toml)"
-    if isinstance(method, ClosingLap):
-        raise UserError(f"who has the model before a closing lap chooses the features, {why}: leave out --closing-lap")
-    if isinstance(inner, FixedFeatures) and not inner.seeded:
+    if method.title() != title:
+        raise UserError(f"who has the model before a closing lap chooses the features, {why}: leave out {LAP}")
+    if isinstance(method, FixedFeatures) and not method.seeded:
         raise UserError(f"the first silo of {title} chooses the features, {why}: give --dictionary seed")
-    if isinstance(inner, DeepAFL):
+    if isinstance(method, DeepAFL):
         raise UserError(f"the coordinator of {title} chooses the features, {why}: choose another method")
 
 

@@ -15,7 +15,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.settings import Training
 from ekiden.engine.folder import read_config
 from ekiden.engine.method import Method
-from ekiden.methods import ClosingLap, plan_of
+from ekiden.methods import plan_of
 from ekiden.models import training_part
 from ekiden.transports.flower import agreement as agreements
 from ekiden.transports.flower.agreement import check_name
@@ -39,9 +39,6 @@ class RemotePlan(Checked, Generic[M]):
     """what is trained: all; head; last:K; lora:r=8,alpha=16,targets=query+value. The rest is frozen, does not travel,
     and every silo checks it"""
     training: Training = field(default_factory=Training)
-    closing_lap: bool = False
-    """after the method's last step, refit the classifier exactly on the final features of all silos' training data: the
-    model goes to all of them, and sums from one to the next"""
     seed: CountOrZero = 0
     """seed of everything random: initial model, training"""
     evaluate_every: CountOrZero = 0
@@ -57,9 +54,6 @@ class RemotePlan(Checked, Generic[M]):
     """the run that this one replaces, as `ekiden forget` and `ekiden join` write it"""
 
     def __post_init__(self) -> None:
-        if isinstance(self.method, ClosingLap):
-            object.__setattr__(self, "closing_lap", True)
-            object.__setattr__(self, "method", self.method.method)
         training_part.parsed(self.train)
         if outside.is_file(self.model):
             raise UserError(agreements.NO_CODE)
@@ -67,18 +61,12 @@ class RemotePlan(Checked, Generic[M]):
         object.__setattr__(self, "method", method)
         object.__setattr__(self, "pretrained", models.located_file(pretrained))
         object.__setattr__(self, "model", models.located(model))
-        _ = self.whole
         names = self.names
         require(not self.clients or all(names), "clients", self.clients, "names separated by commas")
         for name in names:
             if names.count(name) > 1:
                 raise UserError(f"--clients names {name!r} twice: give each silo its own name")
             check_name(name, "--clients")
-
-    @property
-    def whole(self) -> Method:
-        """Return the complete method: with its closing lap, if there is one."""
-        return ClosingLap(self.method) if self.closing_lap else self.method
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -97,7 +85,7 @@ def from_json(values: Mapping[str, Any]) -> RemotePlan[Method]:
 
 def check(plan: RemotePlan[Method]) -> None:
     """Refuse a plan that cannot run between silos."""
-    method, clients = plan.whole, plan.names
+    method, clients = plan.method, plan.names
     if not clients:
         raise UserError("say which silos take part: --clients NAME,NAME,...")
     if method.traits.pools_data:

@@ -361,7 +361,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
-_SIGNED = ("method", "hyperparameters", "training", "closing_lap", "seed", "sealed")
+_SIGNED = ("method", "hyperparameters", "training", "seed", "sealed")
 _NOTES = ("network.jsonl", "times.jsonl", "attempts.jsonl", "environment.json", "link.json")
 NOTES = "notes"
 MODELS_ONLY = ("consensus", "parameters")

@@ -74,7 +74,7 @@ def run(
     setup = agreed.setup(no_samples(agreed), Hardware(threads=1))
     torch.set_num_threads(setup.hardware.threads)  # so the server computes the same bits on any machine
     check_reading(plan, agreed, setup)
-    plan.whole.check_network(Size.of(Network(setup.build()), setup.dataset.shape, setup.dataset.task))
+    plan.method.check_network(Size.of(Network(setup.build()), setup.dataset.shape, setup.dataset.task))
     roll.introduce(agreed.text())
     hellos = roll.gather(all_of_them=everybody)
     with closing(RunFolder(folder, _config(plan, agreed, setup, hellos, folder))) as run_folder:
@@ -93,7 +93,7 @@ def _go(
     say: Say,
 ) -> Result:
     """Run all steps that are left, and return the result with its models."""
-    method, clients, folder = plan.whole, plan.names, run_folder.path
+    method, clients, folder = plan.method, plan.names, run_folder.path
     total = method.steps(len(clients))
     build = Built(method, setup.build, len(clients))
 
@@ -143,8 +143,8 @@ def _config(
         "run": agreed.run,
         "sealed": agreed.sealed,
         "model": agreed.model,
-        **written(plan.whole),
-        "steps": plan.whole.steps(len(plan.names)),
+        **written(plan.method),
+        "steps": plan.method.steps(len(plan.names)),
         "training": asdict(plan.training),
         "selection": plan.method.selection(plan.training.select),
         "hardware": {},

@@ -23,14 +23,14 @@ from ekiden.data.moments import ColumnSums, told_by
 from ekiden.data.targets import in_order
 from ekiden.data.tasks import LanguageModelling, terms
 from ekiden.data.tasks.base import IGNORED
-from ekiden.methods import METHODS
+from ekiden.methods import LAP, METHODS
 from ekiden.transports.flower.agreement import check_name
 from ekiden.transports.flower.scaling import read_agreed
 
 Held = tuple[Dataset, ClientData]
 TaskKind = Literal["", "classification", "multi-label", "regression", "segmentation", "language-modelling"]
 Allow = Mapping[str, Mapping[str, tuple[Any, ...]]]
-CLOSING_LAP = "closing-lap"
+_TITLES = tuple(kind.title() for kind in METHODS if not kind.traits.pools_data)
 _LEAST_SALT, _MOST_SALT = 16, 64
 ALLOWED: Allow = {"fedgram": {"topology": ("chain",)}}
 """by default no coordinator adds up: it would read the totals"""
@@ -43,8 +43,8 @@ class Limits(Checked):
 
     model_bytes: Count = 100_000_000
     """largest model, in bytes on the wire"""
-    methods: tuple[str, ...] = (*(m.title() for m in METHODS if not m.traits.pools_data), CLOSING_LAP)
-    """names of the methods that may run here; add closing-lap if runs may have one (sums then leave the silo)"""
+    methods: tuple[str, ...] = (*_TITLES, *(title + LAP for title in _TITLES))
+    """names of the methods that may run here; with a closing lap (fedavg+lap), sums leave the silo"""
     epochs: Count = 1000
     """largest number of training epochs in one task"""
     unsealed: bool = False
@@ -293,7 +293,7 @@ def read(path: Path) -> SiloFile:
     silo = SiloFile(path.absolute(), name, path.absolute().parent / Path(folder).expanduser(), **parts, allow=allow)
     if bool(silo.data.path) == bool(silo.data.python):
         raise UserError(f"{path}: say where the data are, by either path or python in [data]")
-    known = [*(m.title() for m in METHODS), CLOSING_LAP]
+    known = [title + lap for title in (m.title() for m in METHODS) for lap in ("", LAP)]
     for method in silo.limits.methods:
         if method not in known:
             raise unknown(f"method in {path}", method, known)
