@@ -15,6 +15,18 @@ class UserError(Exception):
     """
 
 
+class PrivateError(UserError):
+    """An error whose text may hold values of single samples.
+
+    Attributes:
+        told: what other parties may know of it.
+    """
+
+    def __init__(self, text: str, told: str = "") -> None:
+        super().__init__(text)
+        self.told = told
+
+
 class DivergenceWarning(UserWarning):
     """A run ended with a model that is far worse than guessing."""
 

@@ -14,10 +14,11 @@ from ekiden import data as datasets
 from ekiden.base import outside
 from ekiden.base.checks import Checked, Count, CountOrZero
 from ekiden.base.errors import UserError, counted
+from ekiden.base.files import disk_error
 from ekiden.cli.console import console, no_run
 from ekiden.cli.flags import parse, parse_some
 from ekiden.cli.helping import Boxes
-from ekiden.data import Reading
+from ekiden.data import Reading, study
 from ekiden.engine.folder import read_lines
 from ekiden.engine.method import Method
 from ekiden.methods import METHODS, SORTS, method_named
@@ -130,6 +131,8 @@ class DataOptions(Checked):
     """PNG file to draw to; by default who-holds-what.png in this folder"""
 
 
+_LINES = 100  # violations of a schema that are shown
+
 _HELP = """usage: ekiden run METHOD [flags]         flags: ekiden run METHOD --help
 
 between silos:     ekiden run METHOD --on flower --help
@@ -241,6 +244,11 @@ def data(options: DataOptions) -> None:
         reading=options.reading,
         seed=options.seed,
     )
+    if schema := options.reading.schema:
+        file = Path(schema).expanduser()
+        if not file.exists():
+            return _draft(options, file)
+        _check(options)
     federation = plan.federation()
     console.print(datasets.table(federation))
     file = options.draw or Path("who-holds-what.png")
@@ -249,6 +257,34 @@ def data(options: DataOptions) -> None:
         return
     datasets.draw(federation, file)
     console.print(f"drawn to {file}")
+
+
+def _draft(options: DataOptions, file: Path) -> None:
+    """Write a draft of the study's schema."""
+    text = study.draft(options.data, options.silos, replace(options.reading, schema=""))
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise disk_error(error, file) from None
+    console.print(
+        f"wrote {file}, a draft of the study's schema: there was no such file. It stays here; it has ranges and names "
+        f"of categories of these data. Edit it; the same command then checks data against it",
+        soft_wrap=True,
+    )
+
+
+def _check(options: DataOptions) -> None:
+    """Compare the data with the study's schema, and print a line for each value that it does not allow."""
+    found = study.check(options.data, options.silos, options.reading)
+    for violation in found[:_LINES]:
+        print(violation)
+    if found:
+        more = f", of which {_LINES} are shown" if len(found) > _LINES else ""
+        raise UserError(
+            f"{counted(len(found), 'violation')} of the schema {options.reading.schema}{more}: correct the data, or "
+            "the schema"
+        )
+    console.print(f"the data meet the schema {options.reading.schema}", soft_wrap=True, highlight=False)
 
 
 def _launch(jobs: list[launch.LaunchedRun]) -> None:

@@ -10,11 +10,13 @@ from torch import Tensor
 from ekiden.base.checks import checked
 from ekiden.base.errors import UserError, counted
 from ekiden.data import doubts, holdout
+from ekiden.data import schema as schemas
 from ekiden.data.augment import Augment
 from ekiden.data.columns import Reading
 from ekiden.data.holdings import Holding, Source, hold, silo_name
 from ekiden.data.kinds import Inputs, Tokens, of_tensor
 from ekiden.data.samples import Dataset, Samples
+from ekiden.data.schema import Schema
 from ekiden.data.spelling import spelled
 from ekiden.data.targets import refuse_constant, targets
 from ekiden.data.tasks import Classification, LanguageModelling, Regression, Task, scaled
@@ -98,6 +100,8 @@ def assemble(
         test: a test part of all sources, which then have none of their own.
         doubt: warn of what may be wrong with the data.
     """
+    if reading.schema and like is None:
+        task, classes = _of_schema(schemas.read(reading.schema), task, classes)
     raws = [part for holding in holdings for part in holding.parts] + ([] if test is None else [test])
     _alike(raws)
     silos = tuple(holding.name for holding in holdings if holding.name)
@@ -149,6 +153,18 @@ def assemble(
         made = replace(made, task=scaled(chosen, train.y))
     open_ = (made.inputs.agreed and known is None) or isinstance(chosen, Regression)
     return replace(made, least=reading.min_count if open_ and not raws[0].given else 0)
+
+
+def _of_schema(
+    schema: Schema, task: Task | str | None, classes: Sequence[str] | None
+) -> tuple[Task | str | None, Sequence[str] | None]:
+    """Return task and classes as the schema says."""
+    named = task.kind if isinstance(task, Task) else task
+    if named and schema.task and named != schema.task:
+        raise UserError(f"the schema's label is for {schema.task}, not for {named}: leave out the task")
+    if classes and schema.classes and tuple(classes) != schema.classes:
+        raise UserError(f"the schema has the classes {', '.join(schema.classes)}: leave out the list of classes")
+    return task or schema.task, classes or schema.classes
 
 
 def _doubt(made: Dataset, raws: Sequence[Raw], reading: Reading, *, tables: bool, test_given: bool) -> None:

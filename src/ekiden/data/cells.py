@@ -63,7 +63,7 @@ class Writing:
     """How a table is written, where its cells leave it open.
 
     Attributes:
-        missing: further cells that mark a missing value.
+        missing: further cells that mark a missing value; COLUMN=CELL marks it in one column only.
         decimal: the decimal sign; "" finds it out.
         dates: whether 03/04/2024 begins with the day or with the month; "" finds it out.
     """
@@ -72,10 +72,14 @@ class Writing:
     decimal: Literal["", "point", "comma"] = ""
     dates: Literal["", "day-first", "month-first"] = ""
 
-    @cached_property
-    def numbers(self) -> list[float]:
-        """Return the marks of missing values that are numbers."""
-        found = [_float(mark) for mark in self.missing]
+    def marks(self, column: str) -> tuple[str, ...]:
+        """Return the cells that mark a missing value in a column."""
+        own = f"{column}="
+        return tuple(mark.removeprefix(own) for mark in self.missing)
+
+    def numbers(self, column: str) -> list[float]:
+        """Return the marks of missing values in a column that are numbers."""
+        found = [_float(mark) for mark in self.marks(column)]
         return [number for number in found if number is not None]
 
 
@@ -180,7 +184,9 @@ class Cells:
         delimiter = (table.schema.metadata or {}).get(DELIMITER)
         self._delimiter = delimiter.decode() if delimiter else ""
         self._texts = {
-            name: _Text.of(_strings(table[name]), writing.missing) for name in measured if _is_text(table[name].type)
+            name: _Text.of(_strings(table[name]), writing.marks(name))
+            for name in measured
+            if _is_text(table[name].type)
         }
 
     def features(self, columns: Sequence[str], categorical: Sequence[str], numeric: Sequence[str] = ()) -> Any:
@@ -213,6 +219,17 @@ class Cells:
         """Return whether a column that may hold numbers is stored as text."""
         return name in self._texts
 
+    def odd(self, name: str, *, dates: bool) -> NDArray[np.bool_]:
+        """Return (n,) which cells of a column are neither missing nor numbers, or dates."""
+        if name not in self._texts:
+            return np.zeros(len(self._table), dtype=bool)
+        text = self._texts[name]
+        if dates:
+            return np.array(text.spread(~text.dated, False), dtype=bool)
+        number, words = text.numbers[self.decimal], text.like("^(?i:true|false)$")
+        fits = number | words if not (number & ~text.like("^[01]$")).any() else number
+        return np.array(text.spread(~fits, False), dtype=bool)
+
     def names(self, name: str) -> Any:
         """Return a column as text (`pyarrow.Array`), null if missing: 01 and 1 stay apart, 1 and 1.0 do not."""
         column = self._table[name]
@@ -230,7 +247,7 @@ class Cells:
         if not _is_text(kind):
             column = self._shown(column, name)
         texts = pc.utf8_normalize(_strings(column), "NFC")
-        found = _Text.of(texts, self._writing.missing)
+        found = _Text.of(texts, self._writing.marks(name))
         texts = pc.if_else(pa.array(found.places < 0), None, texts)
         if len(found.cells) and found.like(_WHOLE_FLOAT).all():
             return pc.replace_substring_regex(pc.utf8_trim_whitespace(texts), r"\.0*$", "")
@@ -271,7 +288,7 @@ class Cells:
         what, column = f"column {name!r} of {self._source}", self._table[name].combine_chunks()
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
-        text = _Text.of(_strings(column), self._writing.missing) if _is_text(column.type) else None
+        text = _Text.of(_strings(column), self._writing.marks(name)) if _is_text(column.type) else None
         lost = text.places < 0 if text else np.array(column.is_null().to_numpy(zero_copy_only=False))
         if lost.any():
             raise UserError(f"{what} has no value in {row_text(int(np.argmax(lost)))}: give every row a time.")
@@ -378,7 +395,8 @@ class Cells:
             return column, ""
         if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
             stamps = stamps_of(column)
-            marks = [mark.microseconds() for mark in map(date_of, self._writing.missing) if mark and not mark.open]
+            given = map(date_of, self._writing.marks(name))
+            marks = [mark.microseconds() for mark in given if mark and not mark.open]
             days = np.where(np.isin(stamps, [LOST, *marks]), np.nan, stamps / DAY)
             self._look_for_marks(name, days, dates=True)
             return _floats(days), ISO
@@ -399,7 +417,7 @@ class Cells:
 
     def _finite(self, name: str, values: Floats) -> Any:
         """Return numbers without those that mark missing values."""
-        values = np.where(np.isin(values, self._writing.numbers), np.nan, values)
+        values = np.where(np.isin(values, self._writing.numbers(name)), np.nan, values)
         if np.isinf(values).any():
             row = int(np.flatnonzero(np.isinf(values))[0])
             raise UserError(

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,9 +14,11 @@ from numpy.typing import NDArray
 
 from ekiden.base import outside
 from ekiden.base.checks import Checked, Count, CountOrZero, Range, made
-from ekiden.base.errors import UserError, row_text, unknown
+from ekiden.base.errors import UserError, counted, row_text, unknown
+from ekiden.data import schema as schemas
 from ekiden.data.augment import Augment
 from ekiden.data.cells import Cells, Writing
+from ekiden.data.doubts import tell
 from ekiden.data.kinds import Arrays, Images, Inputs, Table, Tokens, named
 from ekiden.data.raster import split
 from ekiden.data.undecoded import Raw
@@ -25,6 +28,8 @@ from ekiden.data.undecoded import Raw
 class Reading(Checked):
     """What each column means, and how samples get one shape."""
 
+    schema: str = ""
+    """TOML file with the study's schema: its columns, units, ranges and categories, which the data must meet"""
     sample_kind: str = ""
     """kind of samples from outside Ekiden: FILE.py:NAME, or an entry point ekiden.kinds of a package; images, texts,
     arrays and tables are told apart by the data"""
@@ -52,7 +57,7 @@ class Reading(Checked):
     categorical_columns: tuple[str, ...] = ()
     """columns of numbers that are codes of categories, such as postcodes"""
     missing: tuple[str, ...] = ()
-    """further cells of a table that mark a missing value, such as n.d. or -999"""
+    """further cells of a table that mark a missing value, such as n.d. or -999; age=-1: only in the column age"""
     decimal: Literal["", "point", "comma"] = ""
     """the sign before decimals; by default the one that the numbers of the table show"""
     dates: Literal["", "day-first", "month-first"] = ""
@@ -114,7 +119,25 @@ class Reading(Checked):
 
     def located(self) -> "Reading":
         """Return these options so that they mean the same in every folder."""
-        return replace(self, sample_kind=outside.located(self.sample_kind))
+        schema = str(Path(self.schema).expanduser().absolute()) if self.schema else ""
+        return replace(self, sample_kind=outside.located(self.sample_kind), schema=schema)
+
+    def with_schema(self) -> "Reading":
+        """Return these options with the columns that the schema names, if there is one."""
+        if not self.schema:
+            return self
+        told = schemas.read(self.schema).options()
+        features = [name for name in self.feature_columns or told["feature_columns"] if name not in self.drop_columns]
+        for name, value in told.items():
+            own = getattr(self, name)
+            several = name in ("feature_columns", "categorical_columns")
+            if own and name != "missing" and (not set(own) <= set(value) if several else own != value):
+                flag, shown = name.replace("_", "-"), " ".join(own) if isinstance(own, tuple) else own
+                raise UserError(f"--{flag} {shown} and the schema {self.schema} differ: leave out --{flag}")
+        told["feature_columns"] = tuple(features)
+        told["categorical_columns"] = tuple(name for name in told["categorical_columns"] if name in features)
+        told["missing"] = tuple(dict.fromkeys((*self.missing, *told["missing"])))
+        return replace(self, **told)
 
     @property
     def augment(self) -> Augment:
@@ -145,8 +168,8 @@ class Reading(Checked):
 
 
 def reading(columns: dict[str, Any]) -> Reading:
-    """Return the `Reading` with these fields; `label_column` may be one name."""
-    return made(Reading, listed(columns), what="option")
+    """Return the `Reading` with these fields, and those that its schema names; `label_column` may be one name."""
+    return made(Reading, listed(columns), what="option").with_schema()
 
 
 def listed(values: Any) -> Any:
@@ -154,7 +177,8 @@ def listed(values: Any) -> Any:
     if not isinstance(values, dict):
         return values
     several = {f.name for f in fields(Reading) if f.name in ("label_column", "missing") or f.name.endswith("_columns")}
-    return {k: (v,) if k in several and isinstance(v, str) else v for k, v in values.items()}
+    found = {k: (v,) if k in several and isinstance(v, str) else v for k, v in values.items()}
+    return {k: fspath(v) if k == "schema" and isinstance(v, PathLike) else v for k, v in found.items()}
 
 
 @dataclass(frozen=True)
@@ -179,6 +203,7 @@ def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
         reading: what its columns mean.
         usual: names of columns that mean something if `reading` does not say so.
     """
+    _meet_schema(table, source, reading)
     named = (reading.image_column, reading.text_column, reading.array_column, reading.group_column)
     owners = (reading.domain_column, reading.subject_column, reading.time_column)
     for name in (*named, *owners, *reading.label_column, *reading.feature_columns):
@@ -202,9 +227,10 @@ def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
     kind, chosen = _kind(table, source, reading, usual, meant)
     features = chosen if kind is Table else ()
     cells = Cells(table, source, reading.writing, [*features, *targets, *filter(None, [time])])
+    numbers = schemas.read(reading.schema).of_kind("number", "date") if reading.schema else ()
     return Raw(
         source,
-        cells.features(features, reading.categorical_columns) if kind is Table else chosen,
+        cells.features(features, reading.categorical_columns, numbers) if kind is Table else chosen,
         targets_of(table, targets, source, cells) if targets else np.zeros(len(table), dtype=np.int64),
         None if domain is None else _names_of(table, domain, source, cells),
         None if group is None else _names_of(table, group, source, cells),
@@ -215,6 +241,19 @@ def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
         None if time is None else cells.time(time),
         kind=kind,
     )
+
+
+def _meet_schema(table: Any, source: str, reading: Reading) -> None:
+    """Refuse a table that does not meet the study's schema, and name the columns that the schema does not have."""
+    if not reading.schema:
+        return
+    schema = schemas.read(reading.schema)
+    known = {name: _names(table, name, b"label_names") for name in schema.labels}
+    schemas.refuse(schemas.violations(table, source, schema, reading.writing, known), source)
+    own = {*schema.columns, *reading.drop_columns, reading.group_column, reading.domain_column}
+    if more := [name for name in table.column_names if name not in own]:
+        names = ", ".join(more)
+        tell(f"{source} has {counted(len(more), 'column')} that the schema does not name and no model gets: {names}")
 
 
 def kind_of(reading: Reading) -> type[Inputs]:
@@ -242,12 +281,12 @@ def _kind(table: Any, source: str, reading: Reading, usual: Columns, meant: set[
         left = [name for name in table.column_names if name not in meant and name not in reading.drop_columns]
         return own, own.of_cells(table.select(list(reading.feature_columns or left)), source)
     other = reading.text_column or reading.array_column
-    image = reading.image_column or (None if other else _image(table, usual, meant))
+    image = reading.image_column or (None if other else image_column(table, usual, meant))
     if image is not None and not reading.feature_columns:
         return Images, images_in(table, image, source)
     if reading.text_column:
         return Tokens, _texts(table, reading.text_column, source)
-    lists = [n for n in table.column_names if n not in meant and _is_list(table[n].type)]
+    lists = [n for n in table.column_names if n not in meant and is_list(table[n].type)]
     array = reading.array_column or (lists[0] if len(lists) == 1 and not reading.feature_columns else None)
     if array is not None:
         return Arrays, _lists(table, array, source)
@@ -262,7 +301,7 @@ def _kind(table: Any, source: str, reading: Reading, usual: Columns, meant: set[
     return Table, tuple(columns)
 
 
-def _image(table: Any, usual: Columns, meant: set[str | None]) -> str | None:
+def image_column(table: Any, usual: Columns, meant: set[str | None]) -> str | None:
     """Return the column of encoded images, if none is named: the usual one, or the first of bytes."""
 
     def encoded(kind: Any) -> bool:
@@ -277,7 +316,7 @@ def _image(table: Any, usual: Columns, meant: set[str | None]) -> str | None:
     return next((n for n in table.column_names if n not in meant and encoded(table[n].type)), None)
 
 
-def _is_list(kind: Any) -> bool:
+def is_list(kind: Any) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
@@ -327,7 +366,7 @@ def _texts(table: Any, name: str, source: str) -> list[str]:
 def _lists(table: Any, name: str, source: str) -> NDArray[np.float32]:
     """Return the numbers (n, ...) of a column of lists, which may be nested."""
     kind = table[name].type
-    if not _is_list(kind):
+    if not is_list(kind):
         raise UserError(f"column {name!r} of {source} holds {kind}, not lists of numbers: give lists of equal length")
     rows = table[name].to_numpy()
     lengths = [-1 if row is None else len(row) for row in rows]

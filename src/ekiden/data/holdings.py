@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ekiden.base.errors import UserError, counted, row_text
 from ekiden.data import columns, frames, medical, raster
+from ekiden.data import schema as schemas
 from ekiden.data.cells import TIMES, Cells, Writing
 from ekiden.data.columns import Reading
 from ekiden.data.kinds import arrays
@@ -356,27 +357,36 @@ def hold(
                 f"{what} is a {type(source).__name__} of {', '.join(source)}: give one of its parts, as in "
                 'data["train"]'
             )
-        if reading.names_columns or reading.sample_kind:
+        if reading.names_columns or reading.sample_kind or reading.schema:
             raise UserError(f"{what} is {type(source).__name__}, which has no columns: give a frame, a path or a dict")
         return Holding(name, raw_of(source, what))
     train, test = find(Path(source).expanduser())
     parts = [part for part in (train, test) if part is not None]
     check_class_folders(parts, columns.kind_of(reading))
-    return Holding(name, *(_read(part, reading, usual) for part in parts))
+    return Holding(name, *(read_part(part, reading, usual) for part in parts))
 
 
-def _read(part: Path, reading: Reading, usual: columns.Columns) -> Raw:
+def read_part(part: Path, reading: Reading, usual: columns.Columns = columns.USUAL) -> Raw:
+    """Read the training part or the test part of a source."""
+    if not part.is_dir() and part.suffix.lower() not in arrays.SUFFIXES:
+        return columns.samples(frames.arrow(part, str(part)), str(part), reading, usual)
+    found = _without_table(part, reading)
+    if reading.schema:
+        schemas.refuse(schemas.of_labels(found, schemas.read(reading.schema)), str(part))
+    return found
+
+
+def _without_table(part: Path, reading: Reading) -> Raw:
+    """Read a folder, or a file of arrays."""
     if part.is_dir():
         if found := _pair(part, reading):
             return found
         if reading.names_columns:
             raise UserError(f"{part} is a folder of images, which has no columns: leave out the flags of columns")
         return read(part, columns.kind_of(reading))
-    if part.suffix.lower() in arrays.SUFFIXES:
-        if reading.sample_kind:
-            raise UserError(f"{part} holds arrays, not {columns.kind_of(reading).words}: leave out --sample-kind")
-        return _of_arrays(arrays.read(part), str(part), reading)
-    return columns.samples(frames.arrow(part, str(part)), str(part), reading, usual)
+    if reading.sample_kind:
+        raise UserError(f"{part} holds arrays, not {columns.kind_of(reading).words}: leave out --sample-kind")
+    return _of_arrays(arrays.read(part), str(part), reading)
 
 
 def _pair(folder: Path, reading: Reading) -> Raw | None:

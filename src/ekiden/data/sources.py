@@ -161,10 +161,10 @@ def _loaded(
             raise UserError(f"{name} makes the samples itself: leave out the flags that say how files are read")
         return meant(_dataset_of(outside.call(name, "ekiden.datasets"), name, size, task), task)
     spec = NAMED.get(name, Named())
-    size, path = size or spec.size, _path(name)
+    size, path = size or spec.size, path_of(name)
     if path is not None:
         made = _files([("", path)], name if name in NAMED else path.stem, name, how, size, task, like, spec, classes)
-    elif how.names_columns:
+    elif how.names_columns or how.schema:
         raise UserError(f"{name} has fixed columns, which cannot be chosen: give local files of it in EKIDEN_DATA")
     else:
         pieces, hold_ = _digits() if name == "digits" else _from_hub(name, spec)
@@ -246,7 +246,8 @@ def _kept(
     if like is not None:
         return build()
     try:
-        content = cache.key([repr((how, size, task, classes, spec.columns, spec.domains, spec.hub)), *pieces])
+        schema = [Path(how.schema).expanduser()] if how.schema else []
+        content = cache.key([repr((how, size, task, classes, spec.columns, spec.domains, spec.hub)), *schema, *pieces])
     except OSError as error:
         raise UserError(f"cannot read {error.filename} ({error.strerror}): check that it is there.") from error
     made = cache.cached(stem, content, build)
@@ -295,12 +296,12 @@ def located(name: str) -> str:
         return outside.located(name)
     here = Path(name).expanduser()
     try:
-        return str(here.absolute()) if _path(name) == here else name
+        return str(here.absolute()) if path_of(name) == here else name
     except UserError:
         return name
 
 
-def _path(name: str) -> Path | None:
+def path_of(name: str) -> Path | None:
     """Return where the files of a data set are; None for a named set without local files."""
     root = os.environ.get("EKIDEN_DATA")
     named = name.partition("/")[0] not in ("", ".", "..")  # otherwise it is a relative path

@@ -128,8 +128,8 @@ class Plan(Checked, Generic[M]):
         if data in NAMED and own.inputs.sized and self.reading == Reading() and not self.silos:
             task = "" if self.task == "auto" else self.task
             return load(data, size=own.shape[-1] if len(own.shape) == 3 else None, task=task)
-        chosen = self.reading.for_model(self.model).chosen()
-        for column in ("group_column", "subject_column", "time_column"):  # which the other data need not have
+        chosen = self.reading.with_schema().for_model(self.model).chosen()
+        for column in ("schema", "group_column", "subject_column", "time_column"):  # which the other data need not have
             chosen.pop(column, None)
         return load(data, like=own, **chosen)
 

@@ -1,0 +1,480 @@
+"""A study's schema: which columns its data have and which values these may hold, in one TOML file that all silos share.
+
+label_column = "died"
+subject_column = "patient"
+
+[columns.patient]
+kind = "id"
+
+[columns.age]
+kind = "number"
+unit = "years"
+least = 18
+most = 110
+missing = ["-1"]
+
+[columns.died]
+kind = "category"
+categories = ["no", "yes"]
+"""
+
+import json
+import re
+import tomllib
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import date
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ekiden.base.checks import Checked, made, plain
+from ekiden.base.errors import PrivateError, UserError, at, counted, row_text, unknown
+from ekiden.data.cells import DATE, Cells, Writing
+from ekiden.data.undecoded import Raw
+
+Kind = Literal["number", "date", "category", "text", "image", "array", "id"]
+SAMPLES = ("text", "image", "array")
+"""kinds of columns of which one alone holds a sample"""
+_ROLES = ("label_column", "subject_column", "time_column")
+_MOST_TEXT = 100_000
+_SHOWN = 8
+_EPOCH = date(1970, 1, 1).toordinal()
+
+
+@dataclass(frozen=True)
+class Column(Checked):
+    """What a column holds."""
+
+    _flag: ClassVar[str] = "{}"
+
+    kind: Kind
+    """number; date; category: names, or codes; text, image or array: a sample; id: of subjects, which no model gets"""
+    unit: str = ""
+    """unit of the numbers, in words, for readers and messages"""
+    least: float | str | None = None
+    """smallest number, or first date"""
+    most: float | str | None = None
+    """largest number, or last date"""
+    categories: tuple[str, ...] = ()
+    """all categories; of the label, the classes in the order that all silos share. Without them any name is allowed"""
+    missing: tuple[str, ...] = ()
+    """cells that mark a missing value in this column, in addition to the usual ones"""
+    required: bool = False
+    """whether every row needs a value"""
+
+    def __post_init__(self) -> None:
+        bounds = [bound for bound in (self.least, self.most) if bound is not None]
+        wanted = {"number": float, "date": str}.get(self.kind)
+        if bounds and wanted is None:
+            raise UserError(f"least and most are for numbers and dates, not for {self.kind}: leave them out")
+        if any(not isinstance(bound, wanted or object) for bound in bounds):
+            raise UserError(f"least and most of a {self.kind} must be {self.kind}s, not {bounds[0]!r}")
+        numbers = [self.number(bound) for bound in bounds]
+        if len(numbers) == 2 and numbers[0] > numbers[1]:
+            raise UserError(f"least {self.least} is above most {self.most}")
+        if self.categories and self.kind != "category":
+            raise UserError(f"categories are for the kind category, not for {self.kind}: leave them out")
+        if twice := next((c for c in self.categories if self.categories.count(c) > 1), None):
+            raise UserError(f"the category {twice!r} is there twice: name each once")
+
+    @staticmethod
+    def number(bound: float | str) -> float:
+        """Return a bound as the number that cells are read as: dates as days since 1970."""
+        if isinstance(bound, float):
+            return bound
+        try:
+            return float(date.fromisoformat(bound).toordinal() - _EPOCH)
+        except ValueError:
+            raise UserError(f"{bound!r} is not a date: write dates as 2024-01-31") from None
+
+    def allows(self) -> str:
+        """Return in words which values are allowed."""
+        unit = f" {self.unit}" if self.unit else ""
+        ends = [f"{bound:.15g}" if isinstance(bound, float) else bound for bound in (self.least, self.most)]
+        match self.kind, ends:
+            case (("number" | "date"), [None, None]):
+                return f"{self.kind}s{f' ({self.unit})' if unit else ''}"
+            case (("number" | "date"), [low, high]):
+                between = f"from {low}" if high is None else f"up to {high}" if low is None else f"{low} to {high}"
+                return f"{self.kind}s {between}{unit}"
+            case "category", _ if self.categories:
+                more = len(self.categories) - _SHOWN
+                return ", ".join(map(repr, self.categories[:_SHOWN])) + (f" and {more} more" if more > 0 else "")
+            case _:
+                return {"category": "names", "id": "ids"}.get(self.kind, f"{self.kind}s")
+
+    def within(self, values: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Return (n,) which numbers, or days since 1970, are in the range; NaN counts as if it were."""
+        low, high = (None if bound is None else self.number(bound) for bound in (self.least, self.most))
+        outside = np.zeros(len(values), dtype=bool)
+        if low is not None:
+            outside |= values < low
+        if high is not None:
+            outside |= values >= high + 1 if self.kind == "date" else values > high
+        return ~outside
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A value that the schema does not allow.
+
+    Attributes:
+        where: the row or file.
+        column: name of the column.
+        what: what is wrong, without the value: all that other silos are told.
+        value: the value as it is written; empty if there is none.
+        allowed: what the schema allows, in words; empty if the column is missing.
+    """
+
+    where: str
+    column: str
+    what: str
+    value: str
+    allowed: str
+
+    def __str__(self) -> str:
+        if not self.allowed:
+            return f"{self.where} has no column {self.column!r}, which the schema names"
+        holds = f"holds {self.value}" if self.value else self.what
+        return f"{self.where}: column {self.column!r} {holds}, the schema allows {self.allowed}"
+
+
+class SchemaError(PrivateError):
+    """Data do not meet a schema."""
+
+    def __init__(self, text: str, told: str = "", violations: Sequence[Violation] = ()) -> None:
+        super().__init__(text, told)
+        self.violations = tuple(violations)
+
+
+@dataclass(frozen=True)
+class Schema(Checked):
+    """The columns of a study's data.
+
+    Attributes:
+        columns: what each column holds, by name.
+        label_column: columns of labels.
+        subject_column: the column that says whom a row is about.
+        time_column: the column that says when a row was measured.
+    """
+
+    _flag: ClassVar[str] = "{}"
+
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    label_column: tuple[str, ...] = ()
+    subject_column: str = ""
+    time_column: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.columns:
+            raise UserError("it names no column: give each a table, as in [columns.age]")
+        if not self.labels and "label" in self.columns:
+            object.__setattr__(self, "label_column", ("label",))
+        roles = (*self.labels, *filter(None, (self.subject_column, self.time_column)))
+        for name in roles:
+            if name not in self.columns:
+                raise unknown("column", name, self.columns)
+            if roles.count(name) > 1:
+                raise UserError(f"column {name!r} cannot be two things")
+        for name in self.labels:
+            if self.columns[name].kind not in ("category", "number"):
+                raise UserError(f"the label {name!r} must be of the kind category or number")
+        if self.time_column and self.columns[self.time_column].kind not in ("date", "number"):
+            raise UserError(f"the time {self.time_column!r} must be of the kind date or number")
+        if len(self.samples) > 1:
+            raise UserError(f"columns {' and '.join(map(repr, self.samples))} both hold samples: name one")
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Return the columns of labels."""
+        return self.label_column
+
+    @cached_property
+    def samples(self) -> list[str]:
+        """Return the columns that hold a sample each: texts, images or arrays."""
+        return [name for name, column in self.columns.items() if column.kind in SAMPLES]
+
+    @cached_property
+    def features(self) -> tuple[str, ...]:
+        """Return the columns of a table that a model gets; none if one column holds the samples."""
+        meant = (*self.labels, self.subject_column, self.time_column)
+        kinds = ("number", "date", "category")
+        own = [name for name, column in self.columns.items() if column.kind in kinds and name not in meant]
+        return () if self.samples else tuple(own)
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """Return the classes in their order; None if labels are numbers, or any name is allowed."""
+        return (self.columns[self.labels[0]].categories or None) if len(self.labels) == 1 else None
+
+    @property
+    def task(self) -> str:
+        """Return the task of a single label; "" if the values decide."""
+        if len(self.labels) != 1:
+            return ""
+        return {"category": "classification", "number": "regression"}[self.columns[self.labels[0]].kind]
+
+    def of_kind(self, *kinds: str) -> tuple[str, ...]:
+        """Return the columns of these kinds."""
+        return tuple(name for name, column in self.columns.items() if column.kind in kinds)
+
+    def options(self) -> dict[str, Any]:
+        """Return what the schema says about the fields of `Reading`."""
+        marks = tuple(f"{name}={mark}" for name, column in self.columns.items() for mark in column.missing)
+        found = {f"{self.columns[name].kind}_column": name for name in self.samples if name != "image"}
+        found |= {name: getattr(self, name) for name in _ROLES if getattr(self, name) != ("label",)}
+        categorical = tuple(name for name in self.features if self.columns[name].kind == "category")
+        return found | {"feature_columns": self.features, "categorical_columns": categorical, "missing": marks}
+
+    def text(self) -> str:
+        """Return the schema as JSON, the same for the same schema, without comments, which may be about patients."""
+        values = {name: value for name, value in plain(self).items() if value}
+        default = Column("number")
+        values["columns"] = {
+            name: {
+                f.name: v
+                for f in fields(c)
+                if (v := getattr(c, f.name)) != getattr(default, f.name) or f.name == "kind"
+            }
+            for name, c in self.columns.items()
+        }
+        return json.dumps(values, separators=(",", ":"), ensure_ascii=False)
+
+
+def read(path: Path | str) -> Schema:
+    """Return the schema in a TOML file, or in what `ekiden federation agree` made of one."""
+    path = Path(path).expanduser()
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".json":
+            found = json.loads(text)
+            values = found.get("schema") if isinstance(found, dict) else None
+        else:
+            values = tomllib.loads(text)
+    except OSError as error:
+        raise UserError(
+            f"cannot read the schema {path} ({error.strerror}): `ekiden data SOURCE --schema {path.name}` drafts one"
+        ) from None
+    except (ValueError, RecursionError) as error:  # also of TOML and of the encoding
+        raise UserError(f"{path} is not valid TOML: {error}") from None
+    if values is None:
+        raise UserError(f"{path} holds no schema: make it by `ekiden federation agree SUMS... --schema study.toml`")
+    with at(str(path)):
+        return parsed(values)
+
+
+def parse(text: str) -> Schema:
+    """Return the schema in a text that `Schema.text` wrote."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        raise UserError("the schema cannot be read: it is not valid JSON") from None
+    return parsed(values)
+
+
+def parsed(values: Any) -> Schema:
+    """Return the schema with these plain values."""
+    if not isinstance(values, dict) or not isinstance(columns := values.get("columns", {}), dict):
+        raise UserError("columns must be tables, as in [columns.age]")
+    listed = {k: (v,) if k == "label_column" and isinstance(v, str) else v for k, v in values.items()}
+    made_ = {str(name): made(Column, _listed(column), f"columns.{name}") for name, column in columns.items()}
+    found = made(Schema, listed | {"columns": made_})
+    if len(found.text()) > _MOST_TEXT:
+        raise UserError(f"it has more than {_MOST_TEXT:,} characters: leave out categories of columns with many names")
+    return found
+
+
+def _listed(column: Any) -> Any:
+    """Return the values of a column; dates and codes may be written without quotes."""
+    if not isinstance(column, dict):
+        return column
+    names = {
+        key: tuple(map(_named, value)) if key in ("categories", "missing") and isinstance(value, list) else value
+        for key, value in column.items()
+    }
+    return {key: value.isoformat() if isinstance(value, date) else value for key, value in names.items()}
+
+
+def _named(value: Any) -> Any:
+    """Return a category as a cell shows it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.15g}" if isinstance(value, float) else str(value) if isinstance(value, int) else value
+
+
+def refuse(violations: Sequence[Violation], source: str) -> None:
+    """Raise an error about data that do not meet a schema."""
+    if not violations:
+        return
+    rest = len(violations) - 1
+    more = f" (and {counted(rest, 'more violation')})" if rest else ""
+    told = ", ".join(dict.fromkeys(f"column {v.column!r} {v.what}" for v in violations[:1000]))
+    raise SchemaError(
+        f"{violations[0]}{more}: correct the data, or the schema; `ekiden data {source} --schema FILE` lists all",
+        f"its data do not meet the study's schema ({told})",
+        violations,
+    )
+
+
+def violations(
+    table: Any, source: str, schema: Schema, writing: Writing, names: Mapping[str, tuple[str, ...]]
+) -> list[Violation]:
+    """Return what in an Arrow table the schema does not allow, in the order of its columns.
+
+    Args:
+        table: a `pyarrow.Table` as it was read.
+        source: its name in messages.
+        schema: the schema.
+        writing: how the table is written, with the schema's marks of missing values.
+        names: names of categories that are stored as positions, by column.
+    """
+    lacking = [name for name in schema.columns if name not in table.column_names]
+    found = [Violation(source, name, "is missing", "", "") for name in lacking]
+    check = _Check(table, source, schema, writing, names)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they come when the data are read
+        for name in schema.columns:
+            found += [] if name in lacking else check.of(name)
+    return found
+
+
+@dataclass(frozen=True)
+class _Check:
+    """Compares the columns of a table with a schema."""
+
+    table: Any
+    source: str
+    schema: Schema
+    writing: Writing
+    names: Mapping[str, tuple[str, ...]]
+
+    @cached_property
+    def measured(self) -> list[str]:
+        """Return the columns that may hold numbers, which decide together on the decimal sign."""
+        own = (*self.schema.features, *self.schema.labels, self.schema.time_column)
+        return [name for name in dict.fromkeys(own) if name in self.table.column_names]
+
+    @cached_property
+    def cells(self) -> Cells:
+        return Cells(self.table, self.source, self.writing, self.measured)
+
+    def of(self, name: str) -> list[Violation]:
+        """Return the violations of a column, in the order of its rows."""
+        column = self.schema.columns[name]
+        match column.kind:
+            case "number" | "date":
+                return self._measured(name, column)
+            case "category" | "id":
+                return self._named(name, column)
+            case _:
+                lost = np.array(self.table[name].is_null().to_pylist(), dtype=bool)
+                return self._lost(name, column, lost)
+
+    def _measured(self, name: str, column: Column) -> list[Violation]:
+        """Return the violations of a column of numbers or dates."""
+        odd = self.cells.odd(name, dates=column.kind == "date")
+        found = self._at(name, column, odd, f"holds values that are not {column.kind}s")
+        values, dates = self._values(name, odd)
+        if len(found) > 1 and (values is None or np.isnan(values).all()):
+            value = f"not {column.kind}s, but {found[0].value} in {found[0].where} and the like"
+            return [Violation(self.source, name, f"holds other than {column.kind}s", value, column.allows())]
+        if values is None:
+            return [Violation(self.source, name, f"holds {dates}", dates, column.allows())]
+        found += self._at(name, column, ~column.within(values), "holds values out of range")
+        return found + self._lost(name, column, np.isnan(values) & ~odd)
+
+    def _values(self, name: str, odd: NDArray[np.bool_]) -> tuple[NDArray[np.float64] | None, str]:
+        """Return a column without odd cells as numbers; None, and what it holds, if these are of another kind."""
+        table = self.table
+        if odd.any():
+            column = pa.chunked_array([pa.array(odd)])
+            place = table.column_names.index(name)
+            table = table.set_column(place, name, pc.if_else(column, None, table[name]))
+        read = Cells(table, self.source, self.writing, self.measured).features([name], (), [name])
+        kind = read.schema.field(name)
+        if pa.types.is_null(kind.type):
+            return np.full(len(table), np.nan), ""
+        dates = DATE in (kind.metadata or {})
+        wanted = self.schema.columns[name].kind == "date"
+        if str(kind.type) != "double" or dates != wanted:
+            return None, "text" if str(kind.type) != "double" else "dates" if dates else "numbers"
+        return np.array(read[name].to_numpy(), dtype=np.float64), ""
+
+    def _named(self, name: str, column: Column) -> list[Violation]:
+        """Return the violations of a column of names."""
+        texts = self.cells.names(name).to_pylist()
+        positions = self.names.get(name, ())
+        if positions:
+            texts = [
+                positions[int(t)] if t is not None and t.isdigit() and int(t) < len(positions) else t for t in texts
+            ]
+        lost = np.array([text is None for text in texts], dtype=bool)
+        known = set(column.categories)
+        strange = np.array([bool(known) and text is not None and text not in known for text in texts], dtype=bool)
+        found = self._at(name, column, strange, "holds categories that are not in the schema")
+        return found + self._lost(name, column, lost)
+
+    def _lost(self, name: str, column: Column, lost: NDArray[np.bool_]) -> list[Violation]:
+        """Return the rows without a value, if each needs one."""
+        meant = (*self.schema.labels, self.schema.subject_column, self.schema.time_column, *self.schema.samples)
+        if not column.required and name not in meant:
+            return []
+        return [
+            Violation(self._row(row), name, "has no value", "", f"{column.allows()} in every row")
+            for row in np.flatnonzero(lost).tolist()
+        ]
+
+    def _at(self, name: str, column: Column, which: NDArray[np.bool_], what: str) -> list[Violation]:
+        rows = np.flatnonzero(which)
+        values = self.table[name].take(rows).to_pylist()
+        shown = [repr(v if len(v) <= 40 else f"{v[:37]}...") if isinstance(v, str) else str(v) for v in values]
+        return [
+            Violation(self._row(row), name, what, value, column.allows())
+            for row, value in zip(rows.tolist(), shown, strict=True)
+        ]
+
+    def _row(self, row: int) -> str:
+        return f"{row_text(row)} of {self.source}"
+
+
+def of_labels(raw: Raw, schema: Schema) -> list[Violation]:
+    """Return what in labels without a table (of folders, or in arrays) the schema does not allow."""
+    if len(schema.labels) != 1 or raw.label.ndim != 1:
+        return []
+    name = schema.labels[0]
+    column = schema.columns[name]
+    if column.kind == "number":
+        good = (
+            column.within(raw.label.astype(np.float64)) if raw.label.dtype.kind in "iuf" else np.zeros(len(raw), bool)
+        )
+        return [
+            Violation(raw.where(row), name, "holds values out of range", str(raw.label[row]), column.allows())
+            for row in np.flatnonzero(~good).tolist()
+        ]
+    labels = [raw.classes[k] for k in raw.label] if raw.classes and raw.label.dtype.kind == "i" else raw.label.tolist()
+    texts = list(map(_named, labels))
+    return [
+        Violation(raw.where(row), name, "holds categories that are not in the schema", repr(text), column.allows())
+        for row, text in enumerate(texts)
+        if column.categories and text not in column.categories
+    ]
+
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def key(name: str) -> str:
+    """Return a name as a key of TOML."""
+    return name if _BARE.fullmatch(name) else string(name)
+
+
+def string(text: str) -> str:
+    """Return a text as a string of TOML."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
