@@ -19,6 +19,7 @@ from ekiden.cli.console import console, no_run
 from ekiden.cli.flags import parse, parse_some
 from ekiden.cli.helping import Boxes
 from ekiden.data import Reading, study
+from ekiden.data.holdings import located_silo
 from ekiden.engine.folder import read_lines
 from ekiden.engine.method import Method
 from ekiden.methods import METHODS, SORTS, method_named
@@ -169,7 +170,7 @@ def run(args: Sequence[str]) -> None:
     plan: Plan[Any] = replace(
         options.plan,
         data=datasets.located(options.plan.data),
-        silos=tuple(str(Path(path).expanduser().absolute()) for path in options.plan.silos),
+        silos=tuple(map(located_silo, options.plan.silos)),
         model=outside.located(options.plan.model),
         metric=outside.located(options.plan.metric),
         reading=options.plan.reading.located(),

@@ -4,7 +4,7 @@ import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from os import PathLike
@@ -454,9 +454,11 @@ def named_silos(given: Sequence[str]) -> dict[str, Path]:
     """Return the files or folders of silos, by the silos' names.
 
     Args:
-        given: their paths; or one folder that holds a file or a folder for each; or one TOML file that names them.
+        given: their paths, each with or without a name as in north=n.csv; or one folder that holds a file or a folder
+            for each; or one TOML file that names them.
     """
-    paths = [Path(p).expanduser() for p in given]
+    named = [_apart(text) for text in given]
+    paths = [path for _, path in named]
     for path in paths:
         if not path.exists():
             raise UserError(f"there is no file or folder {str(path)!r}: give the files or folders of the silos")
@@ -473,7 +475,29 @@ def named_silos(given: Sequence[str]) -> dict[str, Path]:
     stems = [silo_name(p.name if p.is_dir() else p.stem) for p in paths]
     if len(set(stems)) < len(stems):
         stems = [silo_name(f"{p.parent.name}-{s}") for p, s in zip(paths, stems, strict=True)]
+    if len(paths) == len(named):
+        stems = [name or stem for (name, _), stem in zip(named, stems, strict=True)]
     return _unlike(list(zip(stems, paths, strict=True)))
+
+
+def written(found: Mapping[str, Path]) -> tuple[str, ...]:
+    """Return silos in the form in which `named_silos` reads them, with absolute paths."""
+    return tuple(f"{name}={path.absolute()}" for name, path in found.items())
+
+
+def located_silo(text: str) -> str:
+    """Return a silo as the user writes it, with or without a name, so that it means the same in every folder."""
+    name, path = _apart(text)
+    return f"{name}={path.absolute()}" if name else str(path.absolute())
+
+
+def _apart(text: str) -> tuple[str, Path]:
+    """Return the name, if there is one, and the path in NAME=PATH."""
+    name, sign, rest = text.partition("=")
+    whole = Path(text).expanduser()
+    if not sign or not name or "/" in name or os.sep in name or whole.exists():
+        return "", whole
+    return name, Path(rest).expanduser()
 
 
 def silo_name(text: str) -> str:

@@ -21,6 +21,7 @@ from ekiden.data.assemble import from_tensors
 from ekiden.data.holdings import Source
 from ekiden.data.holdout import DealtUnits
 from ekiden.data.moments import agreed
+from ekiden.data.origin import coming_from
 from ekiden.data.samples import ClientData, Dataset, FederatedData, Samples, Subset
 
 Rows = NDArray[np.int64]
@@ -342,6 +343,9 @@ class Natural:
         return "natural"
 
 
+_SPELLED = (Iid, Dirichlet, Domains, Pathological, Natural)
+
+
 def parse(text: str) -> Partition:  # noqa: PLR0911  (one spelling, one return)
     """Return the partition with this spelling; `str` of a partition returns the spelling.
 
@@ -412,7 +416,9 @@ def split(
     rows = partition.assign(dataset, clients, np.random.default_rng(seed))
     train_keys, test_keys = _keys(dataset, partition)
     test_rows = divide(train_keys, rows, test_keys)
-    return share_out(dataset, _names(dataset, partition, clients), rows, test_rows, val_fraction)
+    made = share_out(dataset, _names(dataset, partition, clients), rows, test_rows, val_fraction)
+    how = {"partition": str(partition), "clients": clients, "seed": seed, "val_fraction": val_fraction}
+    return coming_from(made, dataset.origin if isinstance(partition, _SPELLED) else None, **how)
 
 
 def _whole(dataset: Any, partition: Any) -> Dataset:

@@ -12,6 +12,7 @@ from ekiden.base.settings import Training
 from ekiden.data.augment import Augment
 from ekiden.data.kinds import Inputs, Table, of_tensor
 from ekiden.data.mapped import Place, place
+from ekiden.data.origin import Origin, coming_from
 from ekiden.data.tasks import Classification, Need, Task
 
 
@@ -86,6 +87,7 @@ class Dataset:
         groups: names of the natural owners, if they have any.
         least: smallest number of rows that a client reports when clients agree on the scaling of tables and targets;
             0: nothing is left to agree on.
+        origin: where the data came from, if they were read by `load`.
     """
 
     name: str
@@ -100,6 +102,7 @@ class Dataset:
     inputs: Inputs = None  # type: ignore[assignment]  # __post_init__ sets it
     groups: tuple[str, ...] = ()
     least: int = 0
+    origin: Origin | None = field(default=None, init=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.inputs is None:
@@ -187,10 +190,17 @@ class ClientData:
 
 @dataclass(frozen=True)
 class FederatedData:
-    """A data set divided among clients. Every test row belongs to exactly one client."""
+    """A data set divided among clients. Every test row belongs to exactly one client.
+
+    Attributes:
+        dataset: the samples of all clients.
+        clients: who holds what.
+        origin: where the data came from, if they can be read and divided again.
+    """
 
     dataset: Dataset
     clients: tuple[ClientData, ...]
+    origin: Origin | None = field(default=None, init=False, compare=False)
 
     def __repr__(self) -> str:
         """One line for the data set and one for each client."""
@@ -212,7 +222,8 @@ class FederatedData:
         test = self.dataset.train.taken(rows)
         places = torch.split(torch.arange(len(rows)), [len(client.val) for client in self.clients])
         clients = (replace(c, test=Subset(test, at)) for c, at in zip(self.clients, places, strict=True))
-        return FederatedData(replace(self.dataset, test=test), tuple(clients))
+        found = FederatedData(replace(self.dataset, test=test), tuple(clients))
+        return coming_from(found, None if self.origin and self.origin.tune else self.origin, tune=True)
 
     def without(self, *names: str) -> "FederatedData":
         """Return the data without some clients and their test samples; the other clients' data do not change.
@@ -229,4 +240,5 @@ class FederatedData:
         rows = torch.cat([client.test.rows for client in kept]).sort().values
         test = self.dataset.test.taken(rows)
         clients = (replace(c, test=Subset(test, torch.searchsorted(rows, c.test.rows))) for c in kept)
-        return FederatedData(replace(self.dataset, test=test), tuple(clients))
+        found, origin = FederatedData(replace(self.dataset, test=test), tuple(clients)), self.origin
+        return coming_from(found, origin, without=(*origin.without, *names) if origin else ())

@@ -19,8 +19,19 @@ from ekiden.data import cache, frames
 from ekiden.data.assemble import assemble, augmented, from_tensors
 from ekiden.data.augment import Augment
 from ekiden.data.columns import Columns, Reading, kind_of, reading, samples
-from ekiden.data.holdings import Holding, Source, check_class_folders, files, find, hold, named_silos, suits
+from ekiden.data.holdings import (
+    Holding,
+    Source,
+    check_class_folders,
+    files,
+    find,
+    hold,
+    named_silos,
+    suits,
+    written,
+)
 from ekiden.data.kinds import Images
+from ekiden.data.origin import Origin, coming_from
 from ekiden.data.partition import Natural, split
 from ekiden.data.samples import Dataset, FederatedData
 from ekiden.data.targets import in_order, meant
@@ -139,7 +150,12 @@ def load(
     if isinstance(classes, str):
         raise UserError(f"classes is a list of names, not {classes!r}")
     loaded = _loaded(name, chosen.without_augment(), size, task, like, classes)
-    return augmented(in_order(loaded, tuple(classes or ())), chosen)
+    found = augmented(in_order(loaded, tuple(classes or ())), chosen)
+    if like is not None or classes or not isinstance(name, str | PathLike):
+        return found
+    name, place = fspath(name), located(fspath(name))
+    found = replace(found, name=place) if found.name == name else found
+    return coming_from(found, Origin(place, size=size, task=task, reading=chosen.located()))
 
 
 def _loaded(
@@ -189,8 +205,10 @@ def join(
     """
     chosen = reading(columns).like(None if like is None else like.inputs)
     how = chosen.without_augment()
-    sources = list(named_silos(paths).items())
-    return augmented(_files(sources, "silos", "silos", how, size, task, like, Named()), chosen)
+    sources = named_silos(paths)
+    made = augmented(_files([*sources.items()], "silos", "silos", how, size, task, like, Named()), chosen)
+    origin = Origin(silos=written(sources), size=size, task=task, reading=chosen.located())
+    return made if like is not None else coming_from(made, origin)
 
 
 def _files(
@@ -431,9 +449,21 @@ def federate(
         parts = [held(own, name, f"the test set of {name}").train for own, name in zip(tests, names, strict=True)]
         holdings = [replace(holding, test=part) for holding, part in zip(holdings, parts, strict=True)]
     common = None if test is None else held(test, "", "test").train
-    dataset = assemble(holdings, how, name="own data", task=task, classes=classes, test=common)
+    plain = not (classes or augment) and test is None and tests is None and (*mean, *std) == (0.0, 1.0)
+    origin = _origin(sources, names, task, how) if plain else None
+    name = "silos" if origin else "own data"
+    dataset = assemble(holdings, how, name=name, task=task, classes=classes, test=common)
     dataset = replace(dataset, mean=tuple(mean), std=tuple(std), augment=augment or dataset.augment)
-    return split(augmented(dataset, how), Natural(), seed=seed, val_fraction=val_fraction)
+    return split(coming_from(augmented(dataset, how), origin), Natural(), seed=seed, val_fraction=val_fraction)
+
+
+def _origin(sources: Sequence[Any], names: Sequence[str], task: Task | str | None, how: Reading) -> Origin | None:
+    """Return where the silos' data come from, if that are files that the command line can read."""
+    named = not any("=" in name for name in names)
+    if not named or isinstance(task, Task) or not all(isinstance(source, str | PathLike) for source in sources):
+        return None
+    paths = {name: Path(source).expanduser() for name, source in zip(names, sources, strict=True)}
+    return Origin(silos=written(paths), task=task or "", reading=how.located())
 
 
 def _check(silos: Any, test: Any, tests: Sequence[Any] | None, names: Sequence[str] | None) -> None:

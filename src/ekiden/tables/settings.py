@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import cache
-from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -13,6 +12,7 @@ from ekiden.base.checks import made
 from ekiden.base.errors import unknown
 from ekiden.base.settings import Hardware, Training
 from ekiden.data import Reading, parse
+from ekiden.data.holdings import located_silo
 from ekiden.engine.method import Method
 from ekiden.methods import METHODS, method_named
 from ekiden.runs.plan import Plan
@@ -61,7 +61,7 @@ def plan(method: str, values: Values) -> Plan[Method]:
 
     parts = {name: made(part, of(part)) for name, part in _PARTS.items()}
     plan = made(Plan, of(Plan) | parts | {"method": made(kind, of(kind))})
-    places = tuple(str(Path(path).expanduser().absolute()) for path in plan.silos)
+    places = tuple(map(located_silo, plan.silos))
     model, data, metric = map(outside.located, (plan.model, plan.data, plan.metric))
     plan = replace(plan, model=model, data=data, metric=metric, silos=places, reading=plan.reading.located())
     if plan.model != "auto":
