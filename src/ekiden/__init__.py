@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from ekiden.api import run, steps
     from ekiden.base.errors import DataWarning, DivergenceWarning, UserError
     from ekiden.base.settings import Hardware, Training
+    from ekiden.commands import evaluate, report, resume, show
     from ekiden.data import Dataset, FederatedData, federate, load, split
     from ekiden.data.augment import Augment
     from ekiden.methods import *  # noqa: F403
@@ -30,13 +31,17 @@ _WHERE = {
     "Study": "studies",
     "Training": "base.settings",
     "UserError": "base.errors",
+    "evaluate": "commands",
     "federate": "data",
     "forget": "serving.revision",
     "join": "serving.revision",
     "load": "data",
     "load_model": "serving.loading",
     "open_run": "serving.loading",
+    "report": "commands",
+    "resume": "commands",
     "run": "api",
+    "show": "commands",
     "split": "data",
     "steps": "api",
     "study": "studies",
@@ -58,13 +63,17 @@ __all__ = [
     "Training",
     "UserError",
     "__version__",
+    "evaluate",
     "federate",
     "forget",
     "join",
     "load",
     "load_model",
     "open_run",
+    "report",
+    "resume",
     "run",
+    "show",
     "split",
     "steps",
     "study",

@@ -114,7 +114,8 @@ def _prepared(
     path = None if folder is None else Path(folder)
     trackers = (track,) if isinstance(track, str) else tuple(track)
     tracking.check(trackers, path)
-    method, data = as_method(method, data), _measured(as_federation(data), metric)
+    method, data = as_method(method, data), as_federation(data)
+    origin, data = data.origin, _measured(data, metric)
     if isinstance(model, str):
         method, model, pretrained = method.with_source(model, models.located_file(pretrained))
     check_needs(method, data.dataset)
@@ -134,6 +135,9 @@ def _prepared(
     label = model if isinstance(model, str) else f"{type(model).__name__}"
     described = {"model": label, **describe(setup, clients, digests=folder is not None), **(config or {})}
     described |= {"workers": workers, "evaluate_every": evaluate_every, "evaluate_on": evaluate_on}
+    if "plan" not in described:  # all that the command line needs to go on with the run
+        more = {"origin": origin and origin.to_json(), "own": sorted(config or {}), "keep_trained": keep_trained}
+        described |= {name: value for name, value in more.items() if value}
     if transport is None:
         parallel = workers > 1 if processes is None else processes
         transport = _Here(worker, workers if parallel else 0, absent or nobody)
@@ -304,8 +308,9 @@ class _Prepared:
         weights, personal = end.models
         metrics, ledger = tuple(end.trace.metrics), tuple(end.trace.ledger)
         models = weights, tuple(personal)
+        config = _as_stored(self.described)
         return Result(
-            end.state, metrics, ledger, self.folder, self.test.build, _as_stored(self.described), lambda: models
+            end.state, metrics, ledger, self.folder, self.test.build, config, lambda: models, lambda: self.data
         )
 
 

@@ -19,7 +19,7 @@ from ekiden.methods import FedAvg, FedELMY, FedSeq
 from ekiden.report import curves
 from ekiden.report.ledger import flows
 from ekiden.report.maps import hops, lost_points
-from ekiden.report.models import accuracies, embedding, open_run, surface, trained
+from ekiden.report.models import Opener, accuracies, embedding, surface, trained
 from ekiden.report.provenance import command
 from ekiden.report.runs import collect
 from ekiden.report.tables import Entry
@@ -100,7 +100,7 @@ def test_the_pool_is_kept_and_nothing_else_changes(runs: Path, tmp_path: Path) -
     for name in ("metrics.jsonl", "ledger.jsonl", "model.safetensors"):
         assert (tmp_path / "bare" / name).read_bytes() == (kept / name).read_bytes()
     assert not list((tmp_path / "bare").rglob("trained*"))
-    run = open_run(summarise(kept))
+    run = Opener()(summarise(kept))
     by_client = dict(trained(run))
     assert list(by_client) == ["client-0", "client-1", "client-2"]
     pool = by_client["client-2"]
@@ -111,7 +111,7 @@ def test_the_pool_is_kept_and_nothing_else_changes(runs: Path, tmp_path: Path) -
 
 
 def test_accuracies_of_all_models_and_classes(runs: Path) -> None:
-    run = open_run(summarise(runs / "fedper"))
+    run = Opener()(summarise(runs / "fedper"))
     assert run.personal
     rows = accuracies(run)["class"]
     right = sum(n * a for n, a in rows.values())
@@ -122,7 +122,7 @@ def test_accuracies_of_all_models_and_classes(runs: Path) -> None:
 
 
 def test_the_surface_passes_through_its_models(runs: Path) -> None:
-    run = open_run(summarise(runs / "fedelmy-0"))
+    run = Opener()(summarise(runs / "fedelmy-0"))
     corners = trained(run)[-1][1][:3]
     found = surface(run, corners, [mean(corners)], own=True)
     distance = float((corners[0].params - corners[1].params).norm())

@@ -21,7 +21,7 @@ from ekiden.engine.folder import read_lines
 from ekiden.methods import FedAvg, FedProx, FedSeq
 from ekiden.report import report
 from ekiden.report.landscape import _surface
-from ekiden.report.models import Surface, accuracies, open_run
+from ekiden.report.models import Opener, Surface, accuracies
 from ekiden.report.runs import collect
 from ekiden.report.style import Drawing, Missing, look, publish
 from ekiden.tables import sweep
@@ -215,7 +215,7 @@ def test_runs_of_other_data_or_precision_are_no_seeds_of_one_method(runs: Path, 
         ("FedSeq", 1),
     ]
     assert [group.setting.endswith("on validation data") for group in found.groups] == [False, False, True]
-    tuned = open_run(found.groups[2].first)
+    tuned = Opener()(found.groups[2].first)
     assert len(tuned.data.dataset.test) == sum(len(c.val) for c in tuned.data.clients) > 0
     assert found.groups[2].first.last["accuracy"] == pytest.approx(
         sum(n * a for n, a in accuracies(tuned)["class"].values()) / len(tuned.data.dataset.test)

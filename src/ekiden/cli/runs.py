@@ -20,7 +20,6 @@ from ekiden.cli.flags import parse, parse_some
 from ekiden.cli.helping import Boxes
 from ekiden.data import Reading, study
 from ekiden.data.holdings import located_silo
-from ekiden.engine.folder import read_lines
 from ekiden.engine.method import Method
 from ekiden.methods import METHODS, SORTS, method_named
 from ekiden.results import tracking
@@ -207,20 +206,8 @@ def resume(options: ResumeOptions) -> None:
 def show(options: ShowOptions) -> None:
     """`ekiden show RUN`."""
     refuse_records(options.run)
-    run = summary.summarise(options.run)
-    console.print(summary.label(run.config), style="bold")
-    console.print(summary.about(run))
-    console.print(summary.steps(run))
-    if noted := summary.notes(run):
-        console.print(noted, markup=False, highlight=False)
-    for said in (summary.network(run), summary.sums(run)):
-        if said:
-            console.print(said, markup=False, highlight=False)
-    attempts = read_lines(options.run / "attempts.jsonl", "lost_transfers")
-    lost = sum(row["bytes"] for attempt in attempts for row in attempt["lost_transfers"])
-    console.print(
-        f"started {counted(len(attempts), 'time')}; bytes moved in steps that were lost: {summary.size(lost)}"
-    )
+    for number, part in enumerate(summary.shown(options.run)):
+        console.print(part, style="" if number else "bold", highlight=False)
 
 
 def compare(options: CompareOptions) -> None:

@@ -223,7 +223,7 @@ class FederatedData:
         places = torch.split(torch.arange(len(rows)), [len(client.val) for client in self.clients])
         clients = (replace(c, test=Subset(test, at)) for c, at in zip(self.clients, places, strict=True))
         found = FederatedData(replace(self.dataset, test=test), tuple(clients))
-        return coming_from(found, None if self.origin and self.origin.tune else self.origin, tune=True)
+        return coming_from(found, self.origin or Origin(), tune=True)
 
     def without(self, *names: str) -> "FederatedData":
         """Return the data without some clients and their test samples; the other clients' data do not change.

@@ -57,8 +57,9 @@ FORMAT = 2
 # also in the headers of model files
 _ABOUT = ("method", "network", "classes", "input", "inputs", "task", "train", "frozen")
 _DAMAGED = "the run folder is damaged, start a new run"
-_BESIDE = {"ekiden", "sweep", "selection", "revisions", "architecture"}
-"""Entries of the configuration on which the run does not depend: what wrote it, for which table, what its result is."""
+_BESIDE = {"ekiden", "sweep", "selection", "revisions", "architecture", "origin"}
+"""Entries of the configuration on which the run does not depend: what wrote it, for which table, what its result is,
+and where the data lay (their digests count)."""
 _CONFIG = "config"
 _WRITTEN = "written"
 _NEEDED: dict[str, type | tuple[type, ...]] = {
@@ -68,7 +69,13 @@ _NEEDED: dict[str, type | tuple[type, ...]] = {
     "network": (str, type(None)),
     "classes": list,
 }
-_OPTIONAL: dict[str, type | tuple[type, ...]] = {"digests": dict, "revisions": list, "architecture": dict}
+_OPTIONAL: dict[str, type | tuple[type, ...]] = {
+    "digests": dict,
+    "revisions": list,
+    "architecture": dict,
+    "origin": dict,
+    "plan": dict,
+}
 
 
 @dataclass

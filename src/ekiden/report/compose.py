@@ -12,7 +12,7 @@ from ekiden.report import landscape
 from ekiden.report.curves import curves
 from ekiden.report.ledger import ledger
 from ekiden.report.maps import by_client, by_group, forgetting, heat
-from ekiden.report.models import Opened, accuracies, open_run
+from ekiden.report.models import Opened, Opener, accuracies
 from ekiden.report.provenance import commands, environments
 from ekiden.report.runs import Found, Group
 from ekiden.report.style import Drawing, Heading, Missing, Value
@@ -56,20 +56,21 @@ class Details:
     closed: tuple[Missing, ...]
 
 
-def compose(found: Found, details: int, say: Say) -> Iterator[Section]:
+def compose(found: Found, details: int, say: Say, opener: Opener) -> Iterator[Section]:
     """Return all sections, each made when it is asked for.
 
     Args:
         found: the runs.
         details: number of methods that get their own figures; with 0 no data are read.
         say: shows a line of progress to the user.
+        opener: reads the data and models of a run.
     """
     yield _section("results", "Results", "Results", "", results(found))
     yield _section("cost", "Cost", "What it took", _COST, _each(found, lambda i, s, g: [costs(s, i, g)]))
     say("curves")
     yield _section("curves", "Curves", "Accuracy against bytes, compute and steps", _CURVES, _each(found, _curves))
     say("reading data and models")
-    chosen = _details(found, details)
+    chosen = _details(found, details, opener)
     opened, closed = chosen.opened, chosen.closed
     yield _section("groups", "Groups", "Accuracy by client, domain and class", _GROUPS, _groups(found, chosen))
     yield _section("data", "Data", "Who holds what", _DATA, [*_holders(opened), *closed])
@@ -135,7 +136,7 @@ def _curves(number: int, setting: str, groups: Sequence[Group]) -> Sequence[Item
     return curves(number, groups)
 
 
-def _details(found: Found, most: int) -> Details:
+def _details(found: Found, most: int, opener: Opener) -> Details:
     """Open the first run of each method, setting by setting, as long as whole settings fit into `most`."""
     groups: list[Group] = []
     closed, opened = [], {}
@@ -146,7 +147,7 @@ def _details(found: Found, most: int) -> Details:
             closed.append(Missing(setting, f"--details {len(found.groups)} draws the other methods and settings too"))
     for group in groups:
         try:
-            opened[group] = open_run(group.first)
+            opened[group] = opener(group.first)
         except UserError as error:
             closed.append(Missing(group.name, _elsewhere(group) or str(error)))
     return Details(tuple(groups), opened, tuple(closed))
@@ -154,10 +155,7 @@ def _details(found: Found, most: int) -> Details:
 
 def _elsewhere(group: Group) -> str:
     """Say why the data of a run are not available here, if they never were."""
-    config = group.first.config
-    if config.get("on"):
-        return "run between machines: the data stayed there"
-    return "" if "plan" in config else "run from Python: the data are not here"
+    return "run between machines: the data stayed there" if group.first.config.get("on") else ""
 
 
 def _groups(found: Found, chosen: Details) -> Iterator[Item]:

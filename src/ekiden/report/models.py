@@ -12,11 +12,13 @@ from torch import Tensor
 from ekiden.base.errors import UserError
 from ekiden.data import Dataset, FederatedData, Reading
 from ekiden.engine.evaluation import TestSet
-from ekiden.engine.networks import read_model
 from ekiden.engine.setup import check_same_data
 from ekiden.engine.store import read_trained
-from ekiden.runs.plan import TaskName, judge, loaded, stored
+from ekiden.results.model import ModelSource
+from ekiden.results.result import Result
+from ekiden.runs.plan import TaskName, loaded, stored
 from ekiden.runs.summary import Summary
+from ekiden.serving.loading import open_run
 from ekiden.training.weights import Weights, mean
 
 SHOWN = 400  # test samples in a picture of features
@@ -48,17 +50,38 @@ class Opened:
         return f"the model of {next(iter(self.run.config['clients']))}" if self.personal else "the final model"
 
 
-def open_run(run: Summary) -> Opened:
-    """Read the data and models of a run."""
-    plan = stored(run.folder)
-    data = plan.federation(_dataset(plan.data, plan.silos, plan.size, plan.reading.for_model(plan.model), plan.task))
-    check_same_data(run.config, plan.method, data, run.folder)
-    test = judge(plan, data, data)
-    names = [f"personal/{client}.safetensors" for client in run.config["clients"]]
-    personal = (run.folder / names[0]).exists()
-    build = test.own if personal else test.build
-    files = names if personal else ["model.safetensors"]
-    return Opened(run, data, test, tuple(read_model(run.folder, name, build) for name in files), personal)
+@dataclass(frozen=True)
+class Opener:
+    """Reads the data and models of a run.
+
+    Attributes:
+        data: the data of runs that were given them in Python.
+        network: their network, if it is not in the library.
+    """
+
+    data: FederatedData | None = None
+    network: ModelSource | None = None
+
+    def __call__(self, run: Summary) -> Opened:
+        """Open a finished run."""
+        result = open_run(run.folder, network=self.network)
+        data = self._of(run, result)
+        test = result.judge(data)
+        personal = bool(result.personal)
+        models = result.personal if personal or result.weights is None else (result.weights,)
+        return Opened(run, data, test, models, personal)
+
+    def _of(self, run: Summary, result: Result) -> FederatedData:
+        if "plan" in run.config:
+            plan = stored(run.folder)
+            reading = plan.reading.for_model(plan.model)
+            data = plan.federation(_dataset(plan.data, plan.silos, plan.size, reading, plan.task))
+        elif self.data is None:
+            return result.data()
+        else:
+            data = self.data
+        check_same_data(run.config, result.build.method, data, run.folder)
+        return data
 
 
 @lru_cache(maxsize=2)

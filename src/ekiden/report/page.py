@@ -13,10 +13,13 @@ from jinja2 import Environment, StrictUndefined
 from ekiden._version import __version__
 from ekiden.base.errors import UserError
 from ekiden.base.files import disk_error
+from ekiden.data.samples import FederatedData
 from ekiden.report.compose import Item, Section, compose
+from ekiden.report.models import Opener
 from ekiden.report.runs import Found, collect
 from ekiden.report.style import Drawing, Heading, Missing, as_csv, data_uri, look, publish
 from ekiden.report.tables import ResultTable
+from ekiden.results.model import ModelSource
 
 _PARTS = ("figures", "data", "index.html")
 _MADE_BY = '<meta name="generator" content="ekiden report">'
@@ -39,7 +42,15 @@ class View:
     svg: str = ""
 
 
-def report(paths: Sequence[Path], out: Path, details: int, say: Callable[[str], None] = lambda what: None) -> Found:
+def report(
+    paths: Sequence[Path],
+    out: Path,
+    details: int,
+    say: Callable[[str], None] = lambda what: None,
+    *,
+    data: FederatedData | None = None,
+    network: ModelSource | None = None,
+) -> Found:
     """Write the report on some runs into a folder. Only an older report there is replaced.
 
     Args:
@@ -47,6 +58,8 @@ def report(paths: Sequence[Path], out: Path, details: int, say: Callable[[str], 
         out: gets `index.html`, `figures/` (PNG and SVG) and `data/` (CSV).
         details: number of methods that get their own figures.
         say: tells the user what is being done.
+        data: the data of runs that were given them in Python.
+        network: the network of such runs, if it is not in the library.
     """
     _check(out)
     out = out.resolve()
@@ -58,7 +71,7 @@ def report(paths: Sequence[Path], out: Path, details: int, say: Callable[[str], 
         with look():
             sections = [
                 (section, [_view(item, building) for item in section.items])
-                for section in compose(found, details, say)
+                for section in compose(found, details, say, Opener(data, network))
                 if section.items
             ]
         (building / "index.html").write_text(_render(found, sections), encoding="utf-8")

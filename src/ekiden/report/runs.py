@@ -10,10 +10,11 @@ from typing import Any
 from ekiden.base import outside
 from ekiden.base.errors import UserError
 from ekiden.data import NAMED
+from ekiden.data.origin import said_in
 from ekiden.data.tasks import Metric
 from ekiden.engine.folder import settings_in
 from ekiden.methods import known
-from ekiden.runs.summary import Summary, headline, metric_of, revised, summarise, value_of
+from ekiden.runs.summary import Summary, going_on, headline, metric_of, revised, summarise, value_of
 from ekiden.tables.sweep import MARK, OWN, Sweep, opened, refuse_records
 from ekiden.tables.verdicts import CellResult, unmeasured
 
@@ -147,7 +148,7 @@ def find(path: Path) -> list[Path]:
 
 def partition(config: Mapping[str, Any]) -> str:
     """Return how the data were divided. For `auto` this is what it stood for, if that is known."""
-    plan = config.get("plan", {})
+    plan = said_in(config)
     given = str(plan.get("partition", ""))
     if given == "auto" and plan.get("data") in NAMED:
         return "domains" if NAMED[plan["data"]].domains else "dirichlet:0.5"
@@ -158,7 +159,7 @@ def _read(folder: Path) -> Summary:
     """Read a finished run."""
     run = summarise(folder)
     if not run.finished:
-        raise UserError(f"stopped after step {run.last.get('step', 0)}: `ekiden resume {folder}` continues it")
+        raise UserError(f"stopped after step {run.last.get('step', 0)}: {going_on(run)}")
     if any(value_of(run, key) is None for key in ("accuracy", str(_swept(run.config).get("metric", "accuracy")))):
         raise UserError("its test data were not measured")
     return run
@@ -188,9 +189,9 @@ def _swept(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _alike(config: Mapping[str, Any]) -> str:
     """Return everything that identifies a run, except the seed and what does not change its result."""
     named = ("data", "silos", "reading", "task", "size", "val_fraction")
-    plan = {k: v for k, v in config.get("plan", {}).items() if k in named}
-    plan["tune"] = bool(config.get("plan", {}).get("tune"))
-    plan["evaluate_on"] = config.get("plan", {}).get("evaluate_on", "all")
+    plan = {k: v for k, v in said_in(config).items() if k in named}
+    plan["tune"] = bool(said_in(config).get("tune"))
+    plan["evaluate_on"] = said_in(config).get("evaluate_on", "all")
     fields = [config[k] for k in ("method", "training", "dataset", "model")]
     fields += [config["hyperparameters"], _machine(config)]
     cell = [_swept(config).get(k) for k in ("experiment", "row", "column")]
@@ -216,7 +217,7 @@ def _setting(run: Summary) -> str:
     clients = len((pooled and run.last.get("clients")) or config["clients"])
     parts = [config["dataset"], partition(config), f"{clients} client{'s' * (clients != 1)}"]
     parts += [outside.short(config["model"])] if config["model"] != "auto" else []
-    plan = config.get("plan", {})
+    plan = said_in(config)
     parts += [f"{plan['size']} pixels"] if plan.get("size") else []
     parts += ["on validation data"] if plan.get("tune") else []
     parts += ["personal models on own data"] if plan.get("evaluate_on") == "own" else []

@@ -13,6 +13,7 @@ from torch import nn
 from ekiden.base.errors import UserError, counted, unknown
 from ekiden.base.outside import require_extra
 from ekiden.data.kinds import Images
+from ekiden.data.origin import said_in
 from ekiden.data.samples import Dataset, FederatedData, Samples
 from ekiden.engine.drive import Row
 from ekiden.engine.evaluation import Built, TestSet
@@ -34,6 +35,10 @@ Models = tuple[Weights | None, tuple[Weights, ...]]
 """The global model, if there is one, and the personal models."""
 
 
+def _elsewhere() -> FederatedData:
+    raise UserError("the run's data stayed at the silos: name test data to measure the models on")
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class Result:
     """The result of a run, final or so far.
@@ -46,6 +51,7 @@ class Result:
         build: makes a network that `weights` fits.
         config: the settings of the run, as in `config.json`.
         models: returns `weights` and `personal`.
+        data: returns the run's own data.
     """
 
     state: State
@@ -55,6 +61,7 @@ class Result:
     build: Built
     config: Mapping[str, Any]
     models: Callable[[], Models]
+    data: Callable[[], FederatedData] = _elsewhere
 
     @cached_property
     def _models(self) -> Models:
@@ -155,11 +162,7 @@ class Result:
         """
         if not client:
             return wrapped(self.model, self.config)
-        if not self.personal:
-            raise UserError("this method gives no personal models: leave out client")
-        if client not in self.clients:
-            raise unknown("client", client, self.clients)
-        return wrapped(as_module(self.build.own, self.personal[self.clients.index(client)]), self.config)
+        return wrapped(as_module(self.build.own, self._personal(client)), self.config)
 
     def history(self) -> "pandas.DataFrame":
         """Return the metrics as a DataFrame with one row a step, indexed by the step.
@@ -177,15 +180,16 @@ class Result:
         frame = pandas.DataFrame([flat(row, self.clients) for row in self.metrics])
         return frame.set_index("step") if len(frame) else frame
 
-    def evaluate(self, data: Any, **columns: Any) -> Row:
-        """Measure the models on other test data.
+    def evaluate(self, data: Any = None, *, client: str = "", **columns: Any) -> Row:
+        """Measure the models on the run's own test data, or on others.
 
         Args:
-            data: silos, a data set, its name or path, a frame, or (x, y) with raw samples. Only the test part is
-                measured; of (x, y) everything. Files and frames are read and scaled as the run's data were. Personal
-                models need the same silos.
+            data: silos, a data set, its name or path, a frame, or (x, y) with raw samples; None means the run's own.
+                Only the test part is measured; of (x, y) everything. Files and frames are read and scaled as the run's
+                data were. Personal models need the same silos.
+            client: name of a client whose personal model is measured instead of all models.
             **columns: the meaning of a table's or frame's columns, as in `ekiden.load`; by default the meaning in the
-                run, if it was started on the command line.
+                run, if its folder has that.
 
         Returns:
             A row of metrics like those of a step; see `ekiden.engine.evaluation.TestSet`.
@@ -193,7 +197,27 @@ class Result:
         Raises:
             UserError: the data have other classes, samples of another shape, or other silos than the personal models.
         """
-        silos = _silos(data, self.config, columns)
+        silos = self.data() if data is None else _silos(data, self.config, columns)
+        test = self.judge(silos)
+        if not client:
+            return test(self.weights, self.personal, last=True)
+        scores = test.scores(self._personal(client), personal=True)
+        return {test.task.headline.name: scores.score(), "loss": scores.mean_loss(), "samples": len(scores)}
+
+    def _personal(self, client: str) -> Weights:
+        """Return the personal model of a client."""
+        if not self.personal:
+            raise UserError("this method gives no personal models: leave out client")
+        if client not in self.clients:
+            raise unknown("client", client, self.clients)
+        return self.personal[self.clients.index(client)]
+
+    def judge(self, silos: FederatedData) -> TestSet:
+        """Return what measures the run's models on the test samples of `silos`, prepared as in training.
+
+        Raises:
+            UserError: as in `evaluate`.
+        """
         _check_like(silos.dataset, self.config)
         if self.personal and len(silos.clients) != len(self.clients):
             raise UserError(
@@ -203,8 +227,7 @@ class Result:
         worker = Worker(_setup(self.build, self.config, silos.dataset), {})
         silos = replace(silos, dataset=worker.setup.dataset)
         check_model(worker, silos)
-        test = TestSet(worker, silos, len(self.clients), self.config.get("evaluate_on", "all"))
-        return test(self.weights, self.personal, last=True)
+        return TestSet(worker, silos, len(self.clients), self.config.get("evaluate_on", "all"))
 
     def plot(self, metric: str = "", ax: "Axes | None" = None) -> "Axes":
         """Draw a metric after each step.
@@ -293,7 +316,7 @@ def _silos(data: Any, config: Mapping[str, Any], columns: Mapping[str, Any]) -> 
 
     if isinstance(data, FederatedData):
         return data
-    chosen = {**config.get("plan", {}).get("reading", {}), **columns}
+    chosen = {**said_in(config).get("reading", {}), **columns}
     chosen.pop("group_column", None)
     if isinstance(data, str | os.PathLike) or frames.is_frame(data) or type(data) is dict:
         inputs = inputs_of(config)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.files import write
+from ekiden.data.origin import said_in
 from ekiden.engine.drive import Row
 from ekiden.engine.folder import read_config, read_lines
 from ekiden.results.result import flat
@@ -217,7 +218,7 @@ class _Follower:
 
 def settings(config: Config) -> dict[str, Any]:
     """Return the settings of a run, by name."""
-    plan = {k: v for k, v in config.get("plan", {}).items() if k in ("partition", "size", "val_fraction")}
+    plan = {k: v for k, v in said_in(config).items() if k in ("partition", "size", "val_fraction")}
     chosen = {key: config[key] for key in ("method", "dataset", "model", "seed", "steps", "model_bytes")}
     return {**chosen, "clients": len(config["clients"]), **config["hyperparameters"], **config["training"], **plan}
 

@@ -10,6 +10,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from ekiden.base.errors import UserError
+from ekiden.data.origin import said_in
 from ekiden.results.result import flat
 from ekiden.runs.summary import Summary, label
 
@@ -76,7 +77,7 @@ def tensorboard(runs: Sequence[Summary], folder: Path) -> None:
 def _identity(run: Summary) -> dict[str, Any]:
     """Return the columns that identify a run."""
     config = run.config
-    plan, swept = config.get("plan", {}), config.get("sweep", {})
+    plan, swept = said_in(config), config.get("sweep", {})
     return {
         "run": str(run.folder),
         "method": config["method"],

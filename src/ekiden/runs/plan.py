@@ -5,23 +5,28 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
+from torch import nn
+
 from ekiden import api, models
 from ekiden.base import outside
 from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero, plain
 from ekiden.base.errors import UserError, at
 from ekiden.base.settings import Hardware, Training
 from ekiden.data import NAMED, Dataset, FederatedData, Reading, join, load, parse, silos, split
+from ekiden.data import origin as origins
+from ekiden.data.tasks import task_of
 from ekiden.engine import networks
 from ekiden.engine.drive import Row
 from ekiden.engine.evaluation import EvaluateOn, TestSet
-from ekiden.engine.folder import read_config
+from ekiden.engine.folder import read_config, settings_in
 from ekiden.engine.method import Method
-from ekiden.engine.setup import check_labels, check_model, resolved_hardware, why_unusable
+from ekiden.engine.setup import check_labels, check_model, check_same_data, resolved_hardware, why_unusable
 from ekiden.engine.worker import Setup, Watch, Worker
-from ekiden.methods import name_of, plan_of
+from ekiden.methods import method_of, name_of, plan_of
 from ekiden.models import training_part
 
 M = TypeVar("M", bound=Method)
+GIVE_AGAIN = "as in ekiden.resume(folder, silos, network=...) and ekiden.evaluate(folder, silos)"
 TaskName = Literal["auto", "classification", "multi-label", "regression", "segmentation", "language-modelling"]
 
 
@@ -70,6 +75,8 @@ class Plan(Checked, Generic[M]):
     """number of processes for the independent tasks of one run"""
     evaluate_every: Count = 1
     """steps between evaluations on the test data"""
+    data_seed: CountOrZero | None = None
+    """seed of the partition, if not --seed: the same silos for all --seeds"""
     tune: bool = False
     """measure on the clients' validation data, not on the test data, to choose settings"""
     keep_trained: bool = False
@@ -103,7 +110,7 @@ class Plan(Checked, Generic[M]):
         if self.silos and (self.partition != "auto" or self.clients is not None):
             raise UserError("--silos says which silo holds what: leave out --partition and --clients")
         if dataset is None and not self.silos:
-            given = silos(self.data, val_fraction=self.val_fraction, seed=self.seed)
+            given = silos(self.data, val_fraction=self.val_fraction, seed=self._data_seed)
             if given is not None:
                 if self.partition != "auto" or self.clients is not None or self.reading != Reading():
                     raise UserError(
@@ -117,7 +124,11 @@ class Plan(Checked, Generic[M]):
         dataset = dataset or self.dataset()
         auto = "natural" if dataset.groups else "domains" if dataset.domains else "dirichlet:0.5"
         partition = parse(auto if self.partition == "auto" else self.partition)
-        return split(dataset, partition, self.clients, seed=self.seed, val_fraction=self.val_fraction)
+        return split(dataset, partition, self.clients, seed=self._data_seed, val_fraction=self.val_fraction)
+
+    @property
+    def _data_seed(self) -> int:
+        return self.seed if self.data_seed is None else self.data_seed
 
     def dataset(self) -> Dataset:
         """Return the data before they are divided."""
@@ -141,6 +152,8 @@ class Plan(Checked, Generic[M]):
         on_step: Callable[[Row], None] = lambda row: None,
         about: Mapping[str, Any] | None = None,
         track: Sequence[str] = (),
+        *,
+        quiet: bool = True,
     ) -> api.Result:
         """Run it over `data` (from `federation`) in `folder`, or resume it; note `about` in a new folder."""
         return api.run(
@@ -153,7 +166,7 @@ class Plan(Checked, Generic[M]):
             folder=folder,
             workers=self.workers,
             evaluate_every=self.evaluate_every,
-            config={"plan": self.to_json(), **(about or {})},
+            config={**self._noted(folder), **(about or {})},
             watch=watch,
             on_step=on_step,
             keep_trained=self.keep_trained,
@@ -161,14 +174,22 @@ class Plan(Checked, Generic[M]):
             train=self.train,
             pretrained=self.pretrained,
             track=track,
-            quiet=True,
+            quiet=quiet,
         )
+
+    def _noted(self, folder: Path) -> dict[str, Any]:
+        """Return what a run folder says about the plan; one from Python has an origin of data instead."""
+        if (folder / "config.json").exists() and "plan" not in (config := read_config(folder)):
+            return {name: value for name, value in config.items() if name in config.get("own", ())}
+        return {"plan": self.to_json()}
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain values."""
         name = name_of(type(self.method))
         values = plain(self) | {"method": name, "hyperparameters": plain(self.method)}
         values |= {"reading": self.reading.chosen()}
+        if self.data_seed is None:
+            del values["data_seed"]
         code = outside.digests((name, self.model, self.data, self.metric, self.reading.sample_kind))
         return values | ({"code": code} if code else {})
 
@@ -193,12 +214,115 @@ def stored(folder: Path) -> Plan[Method]:
 
 def plan_in(config: Mapping[str, Any], where: Path) -> Plan[Method]:
     """Return the plan in the configuration of a run."""
-    if "plan" not in config and config.get("on") == "flower":
+    if config.get("on") == "flower":
         raise UserError(f"{where} is a run over silos, which keep its data: `ekiden show` prints what they measured")
-    if "plan" not in config:
-        raise UserError(f"{where} was made from Python with its own data: continue it by `ekiden.run(..., folder=...)`")
     with at(str(where)):
-        return from_json(config["plan"])
+        return from_json(config["plan"]) if "plan" in config else _from_python(config)
+
+
+def federation_in(config: Mapping[str, Any], where: Path) -> FederatedData:
+    """Read and divide the data of a run again.
+
+    Raises:
+        UserError: they were made in Python or stayed at silos, cannot be read, or have changed.
+    """
+    plan = plan_in(config, where) if "plan" in config or config.get("on") else _data_in(config)
+    data = plan.federation()
+    check_same_data(config, plan.method, data, where)
+    return data
+
+
+def _from_python(config: Mapping[str, Any]) -> Plan[Method]:
+    """Return the plan of a run that was started in Python, if data and network can be had again."""
+    plan = _data_in(config)
+    if why := in_memory(config):
+        raise UserError(f"{why}: give it again, {GIVE_AGAIN}")
+    training, hardware = settings_in(config)
+    return replace(
+        plan,
+        model=config["model"],
+        keep_trained=config.get("keep_trained", False),
+        train=config["train"],
+        pretrained=config["pretrained"],
+        metric=config["task"].get("metric", ""),
+        training=training,
+        hardware=hardware,
+        seed=config["seed"],
+        workers=config["workers"],
+        evaluate_every=config["evaluate_every"],
+        evaluate_on=config["evaluate_on"],
+    )
+
+
+def _data_in(config: Mapping[str, Any]) -> Plan[Method]:
+    """Return a plan with the method and the data of a run that was started in Python."""
+    origin = origins.from_json(config.get("origin", {}))
+    if not origin.kept:
+        raise UserError(f"{in_memory(config)}: give them again, {GIVE_AGAIN}")
+    return Plan(
+        method_of(config),
+        data=origin.data or "digits",
+        silos=origin.silos,
+        partition="auto" if origin.silos else origin.partition,
+        clients=None if origin.silos else origin.clients,
+        size=origin.size,
+        without=",".join(origin.without),
+        val_fraction=origin.val_fraction,
+        data_seed=origin.seed,
+        task=origin.task or "auto",  # type: ignore[arg-type]  # Plan checks it
+        reading=origin.reading,
+        tune=origin.tune,
+    )
+
+
+def in_memory(config: Mapping[str, Any]) -> str:
+    """Say what only the Python session had that started a run; empty if its folder tells everything."""
+    if "plan" in config:
+        return ""
+    if not origins.from_json(config.get("origin", {})).kept:
+        return "its data were given in Python"
+    if config["network"] is None:
+        return f"its network ({config['model']}) was made in Python"
+    metric = config["task"].get("metric", "")
+    known = {one.name for one in task_of(config["task"]).metrics}
+    return "" if not metric or metric in known or outside.is_file(metric) else f"its metric ({metric}) is a function"
+
+
+def rerun(
+    before: Mapping[str, Any],
+    method: Method,
+    data: FederatedData,
+    model: str | nn.Module | Callable[[], nn.Module],
+    folder: Path,
+    **more: Any,
+) -> api.Result:
+    """Run what the configuration of a run from Python says, in a new folder or in its own.
+
+    Args:
+        before: the configuration; its data, method and network are the other arguments.
+        method: the method.
+        data: who holds what.
+        model: the network.
+        folder: the run folder.
+        **more: further arguments of `ekiden.run`.
+    """
+    training, hardware = settings_in(before)
+    return api.run(
+        method,
+        data,
+        model,
+        training=training,
+        hardware=hardware,
+        seed=before["seed"],
+        folder=folder,
+        workers=before["workers"],
+        evaluate_every=before["evaluate_every"],
+        evaluate_on=before["evaluate_on"],
+        train=before["train"],
+        pretrained=before["pretrained"],
+        keep_trained=before.get("keep_trained", False),
+        **more,
+    )
 
 
 def judge(plan: Plan[Method], own: FederatedData, data: FederatedData) -> TestSet:

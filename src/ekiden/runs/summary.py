@@ -4,10 +4,12 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
 from ekiden.base import outside
@@ -15,6 +17,7 @@ from ekiden.base.checks import plain
 from ekiden.base.errors import UserError, at, counted
 from ekiden.base.files import read_regular
 from ekiden.base.settings import Hardware, Training
+from ekiden.data.origin import said_in
 from ekiden.data.tasks import Metric, Scores, Task, task_of
 from ekiden.engine import evaluation
 from ekiden.engine.drive import told
@@ -22,6 +25,7 @@ from ekiden.engine.folder import read_config, read_ledger, read_lines, settings_
 from ekiden.engine.method import Method, asks_for_sums
 from ekiden.engine.wire import SERVER
 from ekiden.methods import known, method_of
+from ekiden.runs.plan import in_memory
 
 _STEPS_TOLD = 20
 _CHANGES = {"forgot": "forgotten", "joined": "joined"}
@@ -199,15 +203,42 @@ def about(run: Summary) -> str:
     """Describe data, training and result in a few lines."""
     used = run.config["training"] | {"select": selection(run.config)}
     training = ", ".join(f"{k} {v}" for k, v in used.items() if v != [])
-    state = (
-        "finished" if run.finished else f"stopped after step {run.last.get('step', 0)}: `ekiden resume {run.folder}`"
-    )
+    state = "finished" if run.finished else f"stopped after step {run.last.get('step', 0)}: {going_on(run)}"
     return (
         f"{_data(run.config)}; seed {run.config['seed']}; model of {size(run.config['model_bytes'])}\n"
         f"{training}\n{state}; {size(run.last.get('bytes', 0))} moved, {duration(run.seconds)}"
         + (f"\nalways giving the commonest class: {_majority([run])} % accuracy" if "majority" in run.last else "")
         + (f"\n{line}" if (line := divergence(run)) else "")
     )
+
+
+def going_on(run: Summary) -> str:
+    """Say how to continue a run."""
+    if run.config.get("on") or not (why := in_memory(run.config)):
+        return f"`ekiden resume {run.folder}`"
+    given = ", silos" if "data" in why else ", network=..." if "network" in why else ", metric=..."
+    return f"{why}, so continue it there: `ekiden.resume({str(run.folder)!r}{given})`"
+
+
+def shown(folder: Path) -> list[str | Table]:
+    """Return what `ekiden show` prints: texts and tables."""
+    run = summarise(folder)
+    attempts = read_lines(folder / "attempts.jsonl", "lost_transfers")
+    lost = sum(row["bytes"] for attempt in attempts for row in attempt["lost_transfers"])
+    again = f"started {counted(len(attempts), 'time')}; bytes moved in steps that were lost: {size(lost)}"
+    said = (notes(run), network(run), sums(run), again)
+    parts: list[str | Table] = [label(run.config), about(run), steps(run), *said]
+    return [part for part in parts if part]
+
+
+def as_text(parts: Iterable[str | Table], width: int = 160) -> str:
+    """Return texts and tables as plain text."""
+    console = Console(file=StringIO(), width=width, markup=False, emoji=False, highlight=False)
+    for part in parts:
+        if isinstance(part, Table):
+            part.box, part.pad_edge = None, False
+        console.print(part, soft_wrap=isinstance(part, str))
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
 
 
 def network(run: Summary) -> str:
@@ -366,7 +397,7 @@ def duration(seconds: float) -> str:
 
 
 def _data(config: dict[str, Any]) -> str:
-    plan = config.get("plan", {})
+    plan = said_in(config)
     partition = f", {plan['partition']}" if plan.get("partition", "auto") != "auto" else ""
     tuning = ", on validation data" if plan.get("tune") else ""
     dataset = config["dataset"]

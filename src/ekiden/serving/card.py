@@ -8,6 +8,7 @@ from typing import Any
 from ekiden.base import outside
 from ekiden.base.errors import counted
 from ekiden.data.kinds import Table
+from ekiden.data.origin import said_in
 from ekiden.data.tasks import Classification, MultiLabel, Regression
 from ekiden.results.model import LoadedModel, inputs_of, not_finished, task_in
 from ekiden.results.result import Result, flat
@@ -125,7 +126,7 @@ def _model(config: Mapping[str, Any]) -> list[str]:
 
 def _data(config: Mapping[str, Any]) -> list[str]:
     clients = {name: counts for name, counts in config["clients"].items() if counts}
-    plan = config.get("plan", {})
+    plan = said_in(config)
     lines = [f"- Data set: {_short(config['dataset'])}."]
     if "partition" in plan:
         lines.append(f"- Divided among silos: {plan['partition']}.")
@@ -177,7 +178,7 @@ def _measured(result: Result) -> list[str]:
     names = ("accuracy", "majority", "loss", result.headline, *last.get("metrics", {}))
     names += ("global_accuracy", "client_mean", "client_std", "client_worst", "client_decile")
     numbers = flat(last, result.clients) | last.get("metrics", {})
-    validation = result.config.get("plan", {}).get("tune", False)
+    validation = said_in(result.config).get("tune", False)
     where = "validation data, which chose the settings" if validation else "test data"
     if result.personal_only:
         where += "; mean of the silos' own models"

@@ -11,6 +11,8 @@ from torch import nn
 from ekiden.base import outside
 from ekiden.base.errors import UserError, at, unknown
 from ekiden.data.kinds import from_json
+from ekiden.data.origin import said_in
+from ekiden.data.samples import FederatedData
 from ekiden.engine.evaluation import Built
 from ekiden.engine.folder import config_digest, read_config, read_ledger, read_lines, read_state
 from ekiden.engine.method import Method
@@ -19,6 +21,7 @@ from ekiden.engine.transport import Transfer
 from ekiden.methods import method_of
 from ekiden.results.model import LoadedModel, ModelSource, task_in, wrapped
 from ekiden.results.result import Models, Result
+from ekiden.runs.plan import federation_in
 from ekiden.training import frozen
 
 
@@ -65,7 +68,7 @@ def open_run(folder: str | os.PathLike[str], *, network: ModelSource | None = No
     # Rows of a step that was interrupted by a kill do not count.
     metrics = [row for row in read_lines(run.folder / "metrics.jsonl", "step") if row["step"] <= state.step]
     ledger = [Transfer(**row) for row in read_ledger(run.folder) if row["step"] < state.step]
-    return Result(state, tuple(metrics), tuple(ledger), run.folder, run.build, run.config, run.models)
+    return Result(state, tuple(metrics), tuple(ledger), run.folder, run.build, run.config, run.models, run.data)
 
 
 def method_in(config: Mapping[str, Any]) -> Method:
@@ -93,13 +96,17 @@ class _Opened:
     def of(cls, folder: Path, network: ModelSource | None) -> "_Opened":
         config = read_config(folder)
         with at(str(folder)):
-            outside.refuse_changed(config.get("plan", {}).get("code", {}))
+            outside.refuse_changed(said_in(config).get("code", {}))
             method = method_in(config)
         shape, task = tuple(config["input"]["shape"]), task_in(config)
         outputs = task.outputs(config["classes"])
         made = of_method(_own(config, shape, outputs, network), method, shape, outputs, config["seed"], task)
         own = _Same(made, config["frozen"].get("digest", ""))
         return cls(folder, config, method, Built(method, own, len(config["clients"])))
+
+    def data(self) -> FederatedData:
+        """Read and divide the run's own data again."""
+        return federation_in(self.config, self.folder)
 
     def models(self) -> Models:
         """Return all models in the folder."""

@@ -19,6 +19,7 @@ from ekiden.data.kinds import Arrays, Images, Inputs, Table, Tokens, arrays
 from ekiden.data.kinds.images import Notes
 from ekiden.data.kinds.tables import encode
 from ekiden.data.kinds.tables import rows as rows_of
+from ekiden.data.origin import said_in
 from ekiden.data.raster import split
 from ekiden.data.sources import NAMED
 
@@ -272,7 +273,7 @@ def _line(error: Exception) -> str:
 
 def column_in(config: Mapping[str, Any]) -> str:
     """Return the column with images, texts or arrays in the run's own tables; "" if the run's plan does not name it."""
-    reading = config.get("plan", {}).get("reading", {})
+    reading = said_in(config).get("reading", {})
     named = [reading.get(f"{kind}_column") for kind in ("image", "text", "array")]
     if reading.get("sample_kind") and len(features := reading.get("feature_columns", ())) == 1:
         named = list(features)

@@ -20,7 +20,7 @@ from ekiden.engine.setup import describe_model
 from ekiden.engine.worker import Setup
 from ekiden.methods import among
 from ekiden.results.model import ModelSource
-from ekiden.runs.plan import Plan, plan_in
+from ekiden.runs.plan import Plan, in_memory, plan_in, rerun
 from ekiden.serving.loading import method_in
 
 _SCALED = {"classes": "the classes", "input": "the shape or scale of inputs"}
@@ -114,7 +114,7 @@ class _Before:
 
     def data(self, given: FederatedData | str | None) -> FederatedData:
         """Return the data of all clients that can be in the run."""
-        if self.plan:
+        if self.plan and not isinstance(given, FederatedData):
             if given is not None:
                 raise UserError(f"{self.folder} names its data: leave out `data`, or give the name of others")
             return replace(self.plan, without="").federation()
@@ -130,7 +130,7 @@ def _read(folder: str | os.PathLike[str]) -> _Before:
         raise UserError(
             f"{path} is a run between machines: use the commands `ekiden forget` and `ekiden join` at its coordinator"
         )
-    plan = plan_in(config, path) if "plan" in config else None
+    plan = None if in_memory(config) else plan_in(config, path)
     return _Before(path, config, plan.method if plan else method_in(config), plan)
 
 
@@ -154,22 +154,7 @@ def _again(
     noted = {"revisions": [*run.config.get("revisions", []), {**about, "from": run.folder.name}]}
     if run.plan:
         return replace(run.plan, method=method, without=",".join(left_out)).run(folder, data, about=noted)
-    config, (training, hardware) = run.config, settings_in(run.config)
-    return api.run(
-        method,
-        data,
-        network or config["model"],
-        training=training,
-        hardware=hardware,
-        seed=config["seed"],
-        folder=folder,
-        workers=config["workers"],
-        evaluate_every=config["evaluate_every"],
-        config=noted,
-        evaluate_on=config.get("evaluate_on", "all"),
-        train=config.get("train", "all"),
-        pretrained=config.get("pretrained", ""),
-    )
+    return rerun(run.config, method, data, network or run.config["model"], folder, config=noted)
 
 
 def _check_data(run: _Before, data: FederatedData) -> None:
