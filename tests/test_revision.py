@@ -24,7 +24,7 @@ from ekiden.engine.store import load
 from ekiden.engine.worker import Client, Setup, Worker
 from ekiden.methods import FedAvg, FedGram, FedKrylov, FedSeq, among, with_lap
 from ekiden.methods.exact.fedgram.handed import Summing
-from ekiden.report.runs import collect
+from ekiden.reporting.runs import collect
 from ekiden.results.result import Result
 from ekiden.runs.summary import comparison, summarise
 from tests.conftest import Tiny

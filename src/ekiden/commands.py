@@ -121,7 +121,7 @@ def report(
         UserError: there is no finished run, or the extra `report` is not installed.
     """
     require_extra("report", "report", "matplotlib", "jinja2")
-    from ekiden.report import report as write  # noqa: PLC0415  (it needs an extra)
+    from ekiden.reporting import report as write  # noqa: PLC0415  (it needs an extra)
 
     given = [folders] if isinstance(folders, str | os.PathLike) else list(folders)
     held = None if data is None else as_federation(data)

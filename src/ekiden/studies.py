@@ -161,7 +161,7 @@ class Study(Mapping[str, tuple[Result, ...]]):
         if self.folder is None:
             raise UserError("a report is made of run folders: give the study a folder, study(..., folder=...)")
         require_extra("report", "report", "matplotlib", "jinja2")
-        from ekiden.report import report  # noqa: PLC0415  (it needs an extra)
+        from ekiden.reporting import report  # noqa: PLC0415  (it needs an extra)
 
         report([result.folder for results in self.values() for result in results if result.folder], Path(folder), 0)
         return Path(folder) / "index.html"

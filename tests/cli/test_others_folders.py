@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ekiden.cli.app import main
 from ekiden.cli.console import TableConsole
-from ekiden.report.style import as_csv
+from ekiden.reporting.style import as_csv
 from tests.methods.test_fedgram import go, silos
 
 

@@ -8,7 +8,7 @@ from ekiden import Training
 from ekiden.base.settings import Hardware
 from ekiden.engine.method import Method
 from ekiden.methods import FedAvg, FedELMY, FedPer, FedSeq
-from ekiden.report import report
+from ekiden.reporting import report
 from ekiden.runs.plan import Plan
 from ekiden.tables import sweep
 

@@ -16,13 +16,13 @@ from ekiden.engine.method import Method
 from ekiden.engine.store import read_trained
 from ekiden.engine.transport import Transfer
 from ekiden.methods import FedAvg, FedELMY, FedSeq
-from ekiden.report import curves
-from ekiden.report.ledger import flows
-from ekiden.report.maps import hops, lost_points
-from ekiden.report.models import Opener, accuracies, embedding, surface, trained
-from ekiden.report.provenance import command
-from ekiden.report.runs import collect
-from ekiden.report.tables import Entry
+from ekiden.reporting import curves
+from ekiden.reporting.ledger import flows
+from ekiden.reporting.maps import hops, lost_points
+from ekiden.reporting.models import Opener, accuracies, embedding, surface, trained
+from ekiden.reporting.provenance import command
+from ekiden.reporting.runs import collect
+from ekiden.reporting.tables import Entry
 from ekiden.runs.plan import Plan
 from ekiden.runs.summary import summarise
 from ekiden.tables.experiment import Published

@@ -19,11 +19,11 @@ from ekiden.base.errors import DivergenceWarning, UserError
 from ekiden.cli.app import main
 from ekiden.engine.folder import read_lines
 from ekiden.methods import FedAvg, FedProx, FedSeq
-from ekiden.report import report
-from ekiden.report.landscape import _surface
-from ekiden.report.models import Opener, Surface, accuracies
-from ekiden.report.runs import collect
-from ekiden.report.style import Drawing, Missing, look, publish
+from ekiden.reporting import report
+from ekiden.reporting.landscape import _surface
+from ekiden.reporting.models import Opener, Surface, accuracies
+from ekiden.reporting.runs import collect
+from ekiden.reporting.style import Drawing, Missing, look, publish
 from ekiden.tables import sweep
 from tests.report.conftest import EXPERIMENT, make, plan
 

@@ -24,7 +24,7 @@ from ekiden.engine.networks import read_model
 from ekiden.engine.setup import check_same_data
 from ekiden.results.model import inputs_of, task_in
 from ekiden.runs import summary
-from ekiden.runs.plan import judge, stored
+from ekiden.runs.plan import in_memory, judge, stored
 from ekiden.serving.loading import open_run
 
 _MOST_NAMED = 20  # classes whose shares are printed
@@ -57,8 +57,11 @@ class EvaluateOptions:
 def evaluate(options: EvaluateOptions) -> None:
     """`ekiden evaluate RUN [--data ...]`."""
     outside.trust(options.metric)
-    if "plan" not in (config := read_config(options.run)) and options.data:
+    config = read_config(options.run)
+    if in_memory(config) and options.data:
         return _on_other_data(options)
+    if not config.get("on") and (why := in_memory(config)):
+        return _as_measured(options, why)
     plan = stored(options.run)
     if options.metric:
         plan = replace(plan, metric=outside.located(options.metric))
@@ -136,6 +139,32 @@ def show(found: Figures, task: Task, classes: Sequence[object]) -> None:
                 *(f"{100 * one.specificity:.1f}", within["specificity"], *values),
             )
         console.print(table)
+
+
+def _as_measured(options: EvaluateOptions, why: str) -> None:
+    """Print what a run measured at its end, if its own data or network were made in Python."""
+    given = options.client or options.metric or options.column or options.label_column
+    again = f"to measure again, ekiden.evaluate({str(options.run)!r}, silos) in Python, or other data by --data"
+    run = summary.summarise(options.run)
+    if given or not run.finished or "loss" not in run.last:
+        raise UserError(f"{options.run}: {why}; {again}")
+    metric, row = summary.headline(run), run.last
+    groups = {"client": dict(zip(run.config["clients"], row.get("clients", ()), strict=False))}
+    for kind, values in row.get("groups", {}).items():
+        groups[kind] = {name: one.get(metric.name) for name, one in values.items()}
+    if options.json:
+        counts = {name: sizes[2] for name, sizes in run.config["clients"].items()}
+        print(json.dumps({metric.name: row[metric.name], "samples": sum(counts.values()), **groups}))
+        return
+    console.print(f"{metric.name} {metric.shown(row[metric.name])}{metric.unit} at the end of the run")
+    for kind, found in groups.items():
+        table = Table()
+        table.add_column(kind)
+        table.add_column(f"{metric.name}{metric.unit}", justify="right")
+        for name, value in found.items():
+            table.add_row(name, "-" if value is None else metric.shown(value))
+        console.print(table)
+    console.print(f"{why}: {again}", soft_wrap=True, highlight=False)
 
 
 def _on_other_data(options: EvaluateOptions) -> None:

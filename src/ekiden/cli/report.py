@@ -27,7 +27,7 @@ class ReportOptions(Checked):
 def report(options: ReportOptions) -> None:
     """`ekiden report RUN... [-o FOLDER]`."""
     require_extra("report", "ekiden report", "matplotlib", "jinja2")
-    from ekiden.report import report as write  # noqa: PLC0415  (it needs an extra)
+    from ekiden.reporting import report as write  # noqa: PLC0415  (it needs an extra)
 
     with console.status("reading runs") as status:
         found = write(options.runs, options.out, options.details, status.update)

@@ -134,6 +134,7 @@ class TestSet:
             diverged: true if the models are far worse than guessing (see `diverged`); otherwise absent.
             client_mean_trained: the same mean for the models in `trained`, if there are any.
             consensus: mean squared distance of the personal models' parameters from their mean.
+            groups: headline metric by domain and by class, label or target, after the last step.
             metrics, groups, confusion: see `_everything`.
             majority: what always giving the commonest training label scores as accuracy, after the last step.
         """
@@ -158,6 +159,8 @@ class TestSet:
             row["clients"] = [None if isnan(a) else a for a in own]
         if all_metrics:
             row |= self._everything(each, served, places)
+        elif last:
+            row |= self._by_group(each, places)
         if last and "accuracy" in row:
             row["majority"] = self.majority
         return row
@@ -263,6 +266,25 @@ class TestSet:
         counting = counting_of(self.task, self._data.dataset.outputs, full=True)
         return figures(counting, counting.count(scores, train=self._data.dataset.train.y), wanted)
 
+    def _by_group(self, each: Sequence[Scores], places: Tensor) -> dict[str, Any]:
+        """Return the headline metric by domain and by class (for personal models their mean), for up to 100 of them."""
+        dataset, headline = self._data.dataset, self.task.headline
+        domain, label = dataset.test.domain, dataset.test.y[places]
+        found: dict[str, list[list[float]]] = {}
+        if domain is not None:
+            found["domain"] = [_each(s, domain[places], len(dataset.domains)) for s in each]
+        if self.task.kind == "classification" and headline.name == "accuracy":
+            found["class"] = [_each(s, label, len(dataset.classes)) for s in each]
+        elif headline.each is not None:
+            found["class"] = [headline.each(s).tolist() for s in each]
+        names = {"domain": dataset.domains, "class": tuple(map(str, dataset.classes))}
+        groups = {
+            kind: _means_of(names[kind], values, headline.name)
+            for kind, values in found.items()
+            if 1 < len(names[kind]) <= _MOST_CLIENTS_LISTED
+        }
+        return {"groups": groups} if groups else {}
+
     def _own(self, models: Mapping[str, Weights]) -> list[float]:
         """Return the headline metric of each model on the test data of the client that trained it, if it has any."""
         found = [
@@ -340,6 +362,17 @@ def consensus(models: Sequence[Weights]) -> float:
     models = wire.placed(list(models), torch.device("cpu"))  # after a resume, some are on the CPU and some on a GPU
     centre = mean(models).params
     return sum(float(distance(m.params, centre)) for m in models) / len(models)
+
+
+def _each(scores: Scores, groups: Tensor, count: int) -> list[float]:
+    """Return the headline metric of the samples of each group 0, ..., count - 1; NaN for those without samples."""
+    return [scores.score((groups == k).nonzero().flatten()) for k in range(count)]
+
+
+def _means_of(names: Sequence[str], each: Sequence[Sequence[float]], metric: str) -> dict[str, dict[str, float]]:
+    """Return the mean over models of a metric for each name, without those that are not defined."""
+    means = [sum(values) / len(values) for values in zip(*each, strict=True)]
+    return {name: {metric: value} for name, value in zip(names, means, strict=True) if not isnan(value)}
 
 
 def _grouped(scores: Scores, groups: Tensor, names: Sequence[str]) -> dict[str, tuple[int, float]]:

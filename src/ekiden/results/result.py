@@ -4,6 +4,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from html import escape
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ from ekiden.base.outside import require_extra
 from ekiden.data.kinds import Images
 from ekiden.data.origin import said_in
 from ekiden.data.samples import Dataset, FederatedData, Samples
+from ekiden.data.tasks import Metric
 from ekiden.engine.drive import Row
 from ekiden.engine.evaluation import Built, TestSet
 from ekiden.engine.folder import settings_in
@@ -180,6 +183,41 @@ class Result:
         frame = pandas.DataFrame([flat(row, self.clients) for row in self.metrics])
         return frame.set_index("step") if len(frame) else frame
 
+    @property
+    def per_client(self) -> dict[str, float]:
+        """The headline metric on each client's own test data (of its own model, if it has one), after the last step.
+
+        Raises:
+            UserError: that step was not measured, or there are more than 100 clients.
+        """
+        values = self.metrics[-1].get("clients") if self.metrics else None
+        if values is None:
+            raise UserError("clients were not measured one by one after this step: finish the run, or call evaluate()")
+        return {name: nan if value is None else value for name, value in zip(self.clients, values, strict=False)}
+
+    @property
+    def per_class(self) -> dict[str, float]:
+        """The headline metric of each class, label or target that has test data, after the last step.
+
+        Raises:
+            UserError: the run has not ended, its silos do not report this, or there are more than 100 classes.
+        """
+        groups = self.metrics[-1].get("groups", {}) if self.metrics else {}
+        if "class" not in groups:
+            raise UserError("classes were not measured one by one after this step: finish the run, or call evaluate()")
+        return {name: row[self.headline] for name, row in groups["class"].items() if self.headline in row}
+
+    @cached_property
+    def validation(self) -> float:
+        """The headline metric on the union of all clients' validation data; choose settings by this, not by `score`.
+
+        The models are measured when this is read, for a run in a folder on data that are read again.
+
+        Raises:
+            UserError: there are no validation data, or the run's data are not here: use `evaluate`.
+        """
+        return float(self.evaluate(self.data().for_tuning())[self.headline])
+
     def evaluate(self, data: Any = None, *, client: str = "", **columns: Any) -> Row:
         """Measure the models on the run's own test data, or on others.
 
@@ -271,14 +309,35 @@ class Result:
         if measured and self.headline == "accuracy" and self.majority is not None:
             measured += f" (always the commonest class: {self.majority:.4f})"
         diverged = " (diverged: far worse than guessing)" if self.diverged else ""
+        dataset = str(config["dataset"])
+        dataset = Path(dataset).name if Path(dataset).is_absolute() else dataset
         lines = [
-            f"{config['method']} on {config['dataset']}: {counted(len(self.clients), 'client')}, "
+            f"{config['method']} on {dataset}: {counted(len(self.clients), 'client')}, "
             f"{counted(len(config['classes']), 'class', 'classes')}",
             f"step {self.state.step} of {self._steps}{measured}{diverged}",
             f"{self.bytes:,} bytes moved in {counted(sum(not row.missing for row in self.ledger), 'transfer')}",
             *([f"run folder: {self.folder}"] if self.folder else []),
         ]
         return "\n  ".join(["Result: " + lines[0], *lines[1:]])
+
+    def _repr_html_(self) -> str:
+        """Show in a notebook what `repr` says, and the headline metric by client and by class."""
+        text = f"<pre>{escape(repr(self))}</pre>"
+        metric, row = task_in(self.config).headline, self.metrics[-1] if self.metrics else {}
+        if metric.name != self.headline or "loss" not in row:
+            return text
+        groups = {"client": dict(zip(self.clients, row.get("clients") or (), strict=False))}
+        for kind, each in row.get("groups", {}).items():
+            groups[kind] = {name: values.get(metric.name) for name, values in each.items()}
+        return text + "".join(_folded(kind, found, metric) for kind, found in groups.items() if found)
+
+
+def _folded(kind: str, values: Mapping[str, float | None], metric: Metric) -> str:
+    """Return a table in HTML, folded until it is clicked."""
+    shown = {name: "–" if value is None else metric.shown(value) for name, value in values.items()}
+    rows = "".join(f"<tr><th>{escape(name)}</th><td>{value}</td></tr>" for name, value in shown.items())
+    head = f"<summary>{escape(metric.name)}{metric.unit} by {kind}</summary>"
+    return f"<details>{head}<table>{rows}</table></details>"
 
 
 def flat(row: Row, clients: Sequence[str]) -> dict[str, Any]:

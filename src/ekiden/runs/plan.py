@@ -279,6 +279,8 @@ def in_memory(config: Mapping[str, Any]) -> str:
     """Say what only the Python session had that started a run; empty if its folder tells everything."""
     if "plan" in config:
         return ""
+    if config.get("on"):
+        return "its data stayed at the silos"
     if not origins.from_json(config.get("origin", {})).kept:
         return "its data were given in Python"
     if config["network"] is None:

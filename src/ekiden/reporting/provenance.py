@@ -8,8 +8,8 @@ from typing import Any
 from ekiden.base.errors import UserError
 from ekiden.engine.folder import read_lines
 from ekiden.engine.method import Method
-from ekiden.report.runs import Found
-from ekiden.report.tables import PlainTable
+from ekiden.reporting.runs import Found
+from ekiden.reporting.tables import PlainTable
 from ekiden.runs.plan import Plan, stored
 from ekiden.runs.summary import Summary, duration
 

@@ -9,9 +9,9 @@ import numpy as np
 from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from ekiden.report.runs import Group
-from ekiden.report.style import Drawing, Value, blank, legend, line_style, shown
-from ekiden.report.tables import METRICS
+from ekiden.reporting.runs import Group
+from ekiden.reporting.style import Drawing, Value, blank, legend, line_style, shown
+from ekiden.reporting.tables import METRICS
 
 Row = dict[str, Any]
 _MOST = 14  # most lines in one figure

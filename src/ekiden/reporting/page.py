@@ -14,11 +14,11 @@ from ekiden._version import __version__
 from ekiden.base.errors import UserError
 from ekiden.base.files import disk_error
 from ekiden.data.samples import FederatedData
-from ekiden.report.compose import Item, Section, compose
-from ekiden.report.models import Opener
-from ekiden.report.runs import Found, collect
-from ekiden.report.style import Drawing, Heading, Missing, as_csv, data_uri, look, publish
-from ekiden.report.tables import ResultTable
+from ekiden.reporting.compose import Item, Section, compose
+from ekiden.reporting.models import Opener
+from ekiden.reporting.runs import Found, collect
+from ekiden.reporting.style import Drawing, Heading, Missing, as_csv, data_uri, look, publish
+from ekiden.reporting.tables import ResultTable
 from ekiden.results.model import ModelSource
 
 _PARTS = ("figures", "data", "index.html")
@@ -118,7 +118,7 @@ def _view(item: Item, folder: Path) -> View:
 
 def _render(found: Found, sections: Sequence[tuple[Section, Sequence[View]]]) -> str:
     """Return the page. Everything that comes from runs is escaped."""
-    template = files("ekiden.report").joinpath("page.html").read_text(encoding="utf-8")
+    template = files("ekiden.reporting").joinpath("page.html").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(template).render(
         made_by=_MADE_BY,

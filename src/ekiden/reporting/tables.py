@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, stdev
 
-from ekiden.report.runs import Found, Group
-from ekiden.report.style import Value
+from ekiden.reporting.runs import Found, Group
+from ekiden.reporting.style import Value
 from ekiden.runs.summary import duration, size
 from ekiden.tables.experiment import Experiment, Published
 from ekiden.tables.paired import Contrast, contrasts

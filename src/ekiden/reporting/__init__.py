@@ -1,5 +1,5 @@
 """Reports: one page that shows what runs did, and the figures and numbers behind it."""
 
-from ekiden.report.page import report
+from ekiden.reporting.page import report
 
 __all__ = ["report"]

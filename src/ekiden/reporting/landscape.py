@@ -6,10 +6,10 @@ import numpy as np
 from matplotlib.colors import LogNorm
 
 from ekiden.base.errors import UserError
-from ekiden.report.maps import distances
-from ekiden.report.models import Opened, Surface, embedding, surface, trained
-from ekiden.report.runs import Group
-from ekiden.report.style import HEAT, MARKERS, SERIES, Drawing, Missing, Value, blank, legend, shown
+from ekiden.reporting.maps import distances
+from ekiden.reporting.models import Opened, Surface, embedding, surface, trained
+from ekiden.reporting.runs import Group
+from ekiden.reporting.style import HEAT, MARKERS, SERIES, Drawing, Missing, Value, blank, legend, shown
 from ekiden.training.weights import Weights, mean
 
 _MOST_CLASSES = 21  # as many as colours and marks can tell apart

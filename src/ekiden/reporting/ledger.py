@@ -8,9 +8,9 @@ from matplotlib.patches import FancyArrowPatch
 
 from ekiden.engine.folder import read_ledger
 from ekiden.engine.wire import SERVER
-from ekiden.report.maps import heat, hops
-from ekiden.report.runs import Group
-from ekiden.report.style import INK, PAPER, SERIES, Drawing, Missing, Value, blank
+from ekiden.reporting.maps import heat, hops
+from ekiden.reporting.runs import Group
+from ekiden.reporting.style import INK, PAPER, SERIES, Drawing, Missing, Value, blank
 from ekiden.runs.summary import Summary, size
 
 _MOST_NODES = 24  # in a graph; with more parties a matrix is drawn

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from ekiden.data.tasks import Metric
 from ekiden.engine.folder import read_ledger
 from ekiden.engine.wire import SERVER
-from ekiden.report.runs import Group
-from ekiden.report.style import HEAT, MUTED, WHITE, Drawing, Missing, Value, blank
+from ekiden.reporting.runs import Group
+from ekiden.reporting.style import HEAT, MUTED, WHITE, Drawing, Missing, Value, blank
 from ekiden.runs.summary import Summary
 
 _LONGEST = 22  # most letters of a label

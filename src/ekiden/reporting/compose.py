@@ -8,15 +8,15 @@ from typing import Any
 
 from ekiden.base.errors import UserError
 from ekiden.data.describe import counts, held_names, picture
-from ekiden.report import landscape
-from ekiden.report.curves import curves
-from ekiden.report.ledger import ledger
-from ekiden.report.maps import by_client, by_group, forgetting, heat
-from ekiden.report.models import Opened, Opener, accuracies
-from ekiden.report.provenance import commands, environments
-from ekiden.report.runs import Found, Group
-from ekiden.report.style import Drawing, Heading, Missing, Value
-from ekiden.report.tables import PlainTable, ResultTable, costs, results
+from ekiden.reporting import landscape
+from ekiden.reporting.curves import curves
+from ekiden.reporting.ledger import ledger
+from ekiden.reporting.maps import by_client, by_group, forgetting, heat
+from ekiden.reporting.models import Opened, Opener, accuracies
+from ekiden.reporting.provenance import commands, environments
+from ekiden.reporting.runs import Found, Group
+from ekiden.reporting.style import Drawing, Heading, Missing, Value
+from ekiden.reporting.tables import PlainTable, ResultTable, costs, results
 
 Item = ResultTable | PlainTable | Drawing | Heading | Missing
 Say = Callable[[str], None]

@@ -1,0 +1,227 @@
+"""Runs from Python in the command line, and the commands of the command line in Python."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ekiden
+from ekiden import FedAvg, FederatedData, FedSeq, Training, UserError, federate, load, split
+from ekiden.engine.folder import data_digests
+
+pandas = pytest.importorskip("pandas")
+Command = Callable[..., tuple[int, str]]
+FAST: dict[str, Any] = {"training": Training(max_steps=2), "quiet": True}
+
+
+def frame(seed: int, rows: int = 60) -> Any:
+    """Return rows of patients whose label follows a measurement."""
+    x = np.random.default_rng(seed).normal(size=(rows, 3)).round(3)
+    return pandas.DataFrame(x, columns=["age", "dose", "score"]).assign(died=np.where(x[:, 0] > 0, "yes", "no"))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the tables of two hospitals."""
+    folder = tmp_path_factory.mktemp("hospitals")
+    for k, name in enumerate(("north", "south")):
+        frame(k).to_csv(folder / f"{name}.csv", index=False)
+    return folder
+
+
+def of_file(folder: Path) -> FederatedData:
+    return split(load(folder / "north.csv", label_column="died"), "iid", 2, seed=3, val_fraction=0.2)
+
+
+def of_files(folder: Path) -> FederatedData:
+    paths: list[Any] = [str(folder / "north.csv"), folder / "south.csv"]
+    return federate(paths, label_column="died", seed=4)
+
+
+def of_named_files(folder: Path) -> FederatedData:
+    paths: list[Any] = [folder / "south.csv", folder / "north.csv"]
+    return federate(paths, names=["Süd Haus", "Nord"], label_column="died")
+
+
+def of_a_name(folder: Path) -> FederatedData:
+    return split(load("digits", size=4), "dirichlet:0.5:1", 3, seed=1)
+
+
+def one_less(folder: Path) -> FederatedData:
+    return of_a_name(folder).without("client-1")
+
+
+def for_tuning(folder: Path) -> FederatedData:
+    return of_file(folder).for_tuning()
+
+
+@pytest.mark.parametrize("make", [of_file, of_files, of_named_files, of_a_name, one_less, for_tuning])
+def test_a_run_from_python_is_resumed_measured_and_shown_on_the_command_line(
+    make: Callable[[Path], FederatedData], files: Path, tmp_path: Path, command: Command, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(files)
+    silos, folder, whole = make(files), tmp_path / "run", tmp_path / "whole"
+    options: dict[str, Any] = {**FAST, "seed": 7, "config": {"study": "mine"}, "evaluate_every": 2}
+    expected = ekiden.run(FedAvg(rounds=3, epochs=1), silos, folder=whole, **options)
+    ekiden.run(FedAvg(rounds=3, epochs=1), silos, folder=folder, stop_after=1, **options)
+    monkeypatch.chdir(tmp_path)
+    code, said = command("show", str(folder))
+    assert f"stopped after step 1: `ekiden resume {folder}`" in " ".join(said.split())
+    code, said = command("resume", str(folder))
+    assert code == 0, said
+    for name in ("model.safetensors", "metrics.jsonl", "ledger.jsonl"):
+        assert (folder / name).read_bytes() == (whole / name).read_bytes()
+    code, said = command("evaluate", str(folder), "--json")
+    assert code == 0, said
+    assert json.loads(said)["accuracy"] == pytest.approx(expected.accuracy)
+    assert ekiden.evaluate(folder)["accuracy"] == pytest.approx(expected.accuracy)
+    assert ekiden.evaluate(folder, silos)["accuracy"] == pytest.approx(expected.accuracy)
+
+
+def test_data_that_were_read_and_divided_again_are_the_same(files: Path) -> None:
+    for make in (of_file, of_files, of_named_files, of_a_name, one_less, for_tuning):
+        folder_free = make(files)
+        assert folder_free.origin is not None
+        assert folder_free.origin.kept
+        assert json.loads(json.dumps(folder_free.origin.to_json())) != {}
+
+
+def test_data_that_may_have_been_changed_know_no_origin(files: Path) -> None:
+    from dataclasses import replace
+
+    data = load(files / "north.csv", label_column="died")
+    assert replace(data, train=data.train.taken(torch.arange(20))).origin is None
+    assert split(replace(data, std=(2.0,)), "iid", 2).origin is None
+
+
+def test_other_files_under_the_same_name_are_refused(files: Path, tmp_path: Path, command: Command) -> None:
+    table, folder = tmp_path / "t.csv", tmp_path / "run"
+    frame(0).to_csv(table, index=False)
+    ekiden.run(FedSeq(epochs=1), split(load(table, label_column="died"), "iid", 2), folder=folder, **FAST)
+    frame(5).to_csv(table, index=False)
+    code, said = command("evaluate", str(folder))
+    assert code == 2
+    assert "the data of client-0, client-1 differ from what" in said
+    with pytest.raises(UserError, match="differ from what"):
+        ekiden.evaluate(folder)
+
+
+@pytest.fixture(scope="module")
+def in_memory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run over frames."""
+    folder = tmp_path_factory.mktemp("memory") / "run"
+    silos = {"north": frame(0), "south": frame(1)}
+    data = federate(list(silos.values()), names=list(silos), label_column="died")
+    ekiden.run(FedSeq(epochs=1), data, folder=folder, **FAST)
+    return folder
+
+
+def memory_silos(shift: int = 0) -> FederatedData:
+    return federate([frame(shift), frame(shift + 1)], names=["north", "south"], label_column="died")
+
+
+def test_evaluate_prints_what_a_run_over_data_in_memory_measured(in_memory: Path, command: Command) -> None:
+    result = ekiden.open_run(in_memory)
+    code, said = command("evaluate", str(in_memory))
+    assert code == 0, said
+    assert f"accuracy {100 * result.accuracy:.2f} % at the end of the run" in said
+    assert "its data were given in Python: to measure again, ekiden.evaluate(" in said
+    code, said = command("evaluate", str(in_memory), "--json")
+    found = json.loads(said)
+    assert found["client"] == result.per_client
+    assert found["class"] == result.per_class
+    assert found["samples"] == 24
+    code, said = command("evaluate", str(in_memory), "--metric", "auroc")
+    assert code == 2
+    assert said.count("\n") == 1
+    assert "its data were given in Python" in said
+
+
+def test_data_in_memory_are_given_again_and_must_be_the_same(in_memory: Path) -> None:
+    accuracy = ekiden.open_run(in_memory).accuracy
+    assert ekiden.evaluate(in_memory, memory_silos())["accuracy"] == pytest.approx(accuracy)
+    with pytest.raises(UserError, match="the data of north, south differ from what"):
+        ekiden.evaluate(in_memory, memory_silos(5))
+    assert ekiden.evaluate(in_memory, frame(9), label_column="died")["loss"] > 0  # other test data
+    with pytest.raises(UserError, match="its data were given in Python: give them again"):
+        ekiden.evaluate(in_memory)
+
+
+def test_a_run_over_data_in_memory_goes_on_in_python(tmp_path: Path, command: Command) -> None:
+    folder, whole = tmp_path / "run", tmp_path / "whole"
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 2))
+    method = FedAvg(rounds=2, epochs=1)
+    ekiden.run(method, memory_silos(), network, folder=whole, **FAST)
+    ekiden.run(method, memory_silos(), network, folder=folder, stop_after=1, **FAST)
+    code, said = command("show", str(folder))
+    assert code == 0
+    told = " ".join(said.split())
+    assert f"its data were given in Python, so continue it there: `ekiden.resume('{folder}', silos)`" in told
+    assert "`ekiden resume" not in told
+    code, said = command("resume", str(folder))
+    assert code == 2
+    assert "its data were given in Python" in said
+    with pytest.raises(UserError, match=r"its data were given in Python: give them again"):
+        ekiden.resume(folder)
+    with pytest.raises(UserError, match="network"):
+        ekiden.resume(folder, memory_silos())
+    with pytest.raises(UserError, match="the data of north, south differ"):
+        ekiden.resume(folder, memory_silos(3), network=network)
+    ekiden.resume(folder, memory_silos(), network=network, quiet=True)
+    assert (folder / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+def test_a_network_of_ones_own_is_named_on_the_command_line_if_the_data_are_in_files(
+    files: Path, tmp_path: Path, command: Command
+) -> None:
+    folder, network = tmp_path / "run", torch.nn.Linear(3, 2)
+    ekiden.run(FedAvg(rounds=2, epochs=1), of_files(files), network, folder=folder, stop_after=1, **FAST)
+    code, said = command("resume", str(folder))
+    assert (code, said.count("\n")) == (2, 1)
+    assert "its network (Linear) was made in Python: give it again" in said
+    ekiden.resume(folder, network=network, quiet=True)  # the data are read again
+    assert ekiden.open_run(folder, network=network).state.step == 2
+
+
+def test_a_report_draws_runs_over_data_in_memory_if_they_are_given(in_memory: Path, tmp_path: Path) -> None:
+    pytest.importorskip("jinja2")
+    without = ekiden.report(in_memory, tmp_path / "without").read_text()
+    assert "its data were given in Python" in without
+    page = ekiden.report([in_memory], tmp_path / "with", data=memory_silos()).read_text()
+    assert "its data were given in Python" not in page
+    assert "By class" in page
+    other = ekiden.report(in_memory, tmp_path / "other", data=memory_silos(5)).read_text()
+    assert "the data of north, south differ" in other
+
+
+def test_values_by_class_client_and_on_validation_data(in_memory: Path, files: Path, tmp_path: Path) -> None:
+    silos = of_files(files)
+    result = ekiden.run(FedSeq(epochs=2), silos, folder=tmp_path / "run", **FAST)
+    model, data = result.load_model().eval(), silos.dataset
+    right = (model(data.test.x).argmax(1) == data.test.y).double()
+    each = {str(name): float(right[data.test.y == k].mean()) for k, name in enumerate(data.classes)}
+    assert result.per_class == pytest.approx(each)
+    assert result.per_client == pytest.approx({c.name: float(right[c.test.rows].mean()) for c in silos.clients})
+    held = torch.cat([c.val.rows for c in silos.clients])
+    validation = float((model(data.train.x[held]).argmax(1) == data.train.y[held]).double().mean())
+    assert result.validation == pytest.approx(validation)
+    assert ekiden.open_run(tmp_path / "run").validation == pytest.approx(validation)
+    assert data_digests(result.data().clients) == data_digests(silos.clients)
+    with pytest.raises(UserError, match="its data were given in Python"):
+        _ = ekiden.open_run(in_memory).validation
+    shown = ekiden.open_run(in_memory)._repr_html_()
+    assert "accuracy % by client" in shown
+    for name, value in ekiden.open_run(in_memory).per_class.items():
+        assert f"<tr><th>{name}</th><td>{100 * value:.2f}</td></tr>" in shown
+    stopped = ekiden.run(FedAvg(rounds=2), silos, network_of_two, stop_after=1, **FAST)
+    with pytest.raises(UserError, match="classes were not measured"):
+        _ = stopped.per_class
+
+
+def network_of_two() -> torch.nn.Module:
+    return torch.nn.Linear(3, 2)
