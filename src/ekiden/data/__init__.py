@@ -2,7 +2,7 @@
 
 from ekiden.data.assemble import from_tensors
 from ekiden.data.columns import Reading
-from ekiden.data.describe import draw, table
+from ekiden.data.describe import Description, description, draw, table
 from ekiden.data.kinds import Inputs
 from ekiden.data.partition import Dirichlet, Domains, Iid, Natural, Partition, Pathological, parse, split
 from ekiden.data.samples import ClientData, Dataset, FederatedData, Samples, Subset
@@ -12,6 +12,7 @@ __all__ = [
     "NAMED",
     "ClientData",
     "Dataset",
+    "Description",
     "Dirichlet",
     "Domains",
     "FederatedData",
@@ -24,6 +25,7 @@ __all__ = [
     "Reading",
     "Samples",
     "Subset",
+    "description",
     "draw",
     "federate",
     "from_tensors",

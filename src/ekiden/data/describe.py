@@ -4,7 +4,8 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
@@ -12,6 +13,7 @@ from textwrap import fill
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 from rich.table import Table
@@ -22,12 +24,103 @@ from ekiden.base.files import disk_error
 from ekiden.base.outside import require_extra
 from ekiden.data.columns import Reading
 from ekiden.data.holdings import hold
-from ekiden.data.samples import FederatedData
+from ekiden.data.kinds import Table as Rows
+from ekiden.data.samples import Dataset, FederatedData
 from ekiden.data.sources import NAMED, Named, load
+from ekiden.data.tasks import Regression
 from ekiden.data.undecoded import Raw
 
 WIDE = 12  # the table summarises more classes than this
+_NAMED = 6  # classes in a line
+_WIDTH = 160  # letters of a line
 LONG = 40  # the table leaves out some of more clients than this
+
+
+_LOOKED_AT = 2000  # samples whose range is shown
+
+
+@dataclass(frozen=True)
+class Description:
+    """What was understood of data, for a look before training.
+
+    Attributes:
+        lines: what each line is about, and the line.
+        clients: the number of training, validation and test samples of each client, and of each label in its training
+            and validation samples.
+    """
+
+    lines: Mapping[str, str]
+    clients: Mapping[str, Mapping[str, Any]]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{f'{what}:':9} {line}" for what, line in self.lines.items())
+
+    __repr__ = __str__
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {"understood": dict(self.lines), "clients": {name: dict(one) for name, one in self.clients.items()}}
+
+
+def description(fed: FederatedData) -> Description:
+    """Return what was understood of data."""
+    held, names = counts(fed), held_names(fed)
+    sizes = np.array([[len(c.train), len(c.val), len(c.test)] for c in fed.clients])
+    clients = {
+        client.name: {
+            **dict(zip(("train", "val", "test"), map(int, sizes[k]), strict=True)),
+            "labels": {str(name): int(n) for name, n in zip(names, held[k], strict=True) if n},
+        }
+        for k, client in enumerate(fed.clients)
+    }
+    dataset, each = fed.dataset, sizes[:, 0] + sizes[:, 1]
+    train, val, test = (f"{n:,}" for n in sizes.sum(axis=0))
+    how = f", {fed.origin.partition}" if fed.origin and fed.origin.partition not in ("", "natural") else ""
+    spread = f"{each.min():,}" if each.min() == each.max() else f"{each.min():,} to {each.max():,}"
+    subject = dataset.train.subject
+    lines = {
+        "samples": f"{sizes.sum():,}: {train} for training, {val} for validation, {test} for the test",
+        "layout": dataset.inputs.takes(dataset.shape).removesuffix(".")[:_WIDTH],
+        "range": _range(dataset),
+        "labels": _labels(dataset),
+        "silos": f"{len(fed.clients)} with {spread} samples for training and validation each{how}",
+        "subjects": "not named, so samples of one may be in training and test"
+        if subject is None
+        else f"{len(subject.unique()):,} in training; none of them is in the test",
+    }
+    return Description(lines, clients)
+
+
+def _range(dataset: Dataset) -> str:
+    """Return the least and greatest values, and how they are scaled."""
+    x = dataset.train.x[torch.linspace(0, len(dataset.train) - 1, min(len(dataset.train), _LOOKED_AT)).long()]
+    looked = f" in {_LOOKED_AT:,} samples" if len(dataset.train) > _LOOKED_AT else ""
+    found = f"{x.min().item():.4g} to {x.max().item():.4g}{looked}"
+    if isinstance(dataset.inputs, Rows):
+        return f"{found}, after scaling to mean 0 and deviation 1 by all silos' training rows"
+    parts = ["divided by 255"] * (x.dtype == torch.uint8)
+    if any(dataset.mean) or any(s != 1 for s in dataset.std):
+        parts += [f"less mean {_few(dataset.mean)}", f"divided by {_few(dataset.std)}"]
+    return f"{found}, {', '.join(parts) or 'used as they are'}"
+
+
+def _few(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.3g}" for value in values)
+
+
+def _labels(dataset: Dataset) -> str:
+    """Return the task, its classes or targets, and the commonest class."""
+    task, y = dataset.task, dataset.train.y
+    names = ", ".join(map(str, dataset.classes[:_NAMED])) + ", ..." * (len(dataset.classes) > _NAMED)
+    if isinstance(task, Regression):
+        return f"regression of {names}: {y.min().item():.4g} to {y.max().item():.4g}"
+    if not dataset.classes:
+        return task.kind
+    held = task.counts(y, len(dataset.classes))
+    top, share = str(dataset.classes[int(held.argmax())]), 100 * float(held.max()) / max(1, int(held.sum()))
+    of = "pixels" if task.kind == "segmentation" else "training labels"
+    common = f"; commonest: {top} ({share:.1f} % of the {of})"
+    return f"{task.kind}, {counted(len(dataset.classes), 'class', 'classes')}: {names}{common}"
 
 
 def counts(fed: FederatedData) -> NDArray[np.int64]:
