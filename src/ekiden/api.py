@@ -96,6 +96,7 @@ def _prepared(
     evaluate_every: Count = 1,
     config: Mapping[str, Any] | None = None,
     watch: Watch | None = None,
+    on_start: Callable[[], None] = lambda: None,
     on_step: Callable[[Row], None] = lambda row: None,
     stop_after: CountOrZero | None = None,
     processes: bool | None = None,
@@ -144,7 +145,7 @@ def _prepared(
     elif workers > 1 or processes or absent or watch:
         raise UserError("the transport given decides where clients run: leave out workers, processes, absent and watch")
     test = TestSet(worker, data, len(clients), evaluate_on)
-    return _Prepared(worker, data, test, transport, path, described, on_step, stop_after, trackers, quiet)
+    return _Prepared(worker, data, test, transport, path, described, on_start, on_step, stop_after, trackers, quiet)
 
 
 @_with_arguments_of(_prepared)
@@ -167,6 +168,7 @@ def run(prepared: "_Prepared") -> Result:  # noqa: D417  (its arguments are thos
         config: further entries that identify the run in `config.json`.
         watch: called after each epoch of training with (client, epoch, epochs); only if all tasks are done in this
             process.
+        on_start: called once everything is checked, before the first step.
         on_step: called after each step with the row of metrics.
         stop_after: stop after this number of steps, to resume later.
         processes: True uses worker processes even for one worker, False never.
@@ -264,6 +266,7 @@ class _Prepared:
     transport: MakesTransport
     folder: Path | None
     described: Mapping[str, Any]
+    on_start: Callable[[], None]
     on_step: Callable[[Row], None]
     stop_after: int | None
     trackers: tuple[str, ...]
@@ -278,6 +281,7 @@ class _Prepared:
         """Yield what the run has after each step, and return what it has at the end."""
         setup, held, place = self.worker.setup, self.worker.clients, self.folder and self.folder / "clients"
         folder = RunFolder(self.folder, self.described) if self.folder else None
+        self.on_start()
 
         def begun(state: State, written: Mapping[str, str] | None) -> Transport:
             return self.transport(Start(setup, held, state, place, written))

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from ekiden.base.errors import DivergenceWarning, UserError, counted, warnings_as_lines
+from ekiden.data import description
 from ekiden.engine.drive import Row
 from ekiden.engine.folder import InUse
 from ekiden.engine.method import Method
@@ -55,12 +56,14 @@ class Event:
         text: what to show next to the bar.
         step: number of steps done, if that changed.
         total: number of steps of the run, if that became known.
+        lines: to print once, before the first step.
     """
 
     run: int
     text: str
     step: int | None = None
     total: int | None = None
+    lines: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,8 @@ def launch(jobs: Sequence[LaunchedRun], console: Console, cores: int | None = No
 
         def report(event: Event | RunEnd) -> None:
             if isinstance(event, Event):
+                if event.lines:
+                    progress.console.print(event.lines, soft_wrap=True, markup=False, highlight=False)
                 known = {"completed": event.step, "total": event.total}
                 given = {k: v for k, v in known.items() if v is not None}
                 progress.update(shown[event.run], text=event.text, **given)  # type: ignore[arg-type]
@@ -113,6 +118,8 @@ class Lines:
         if isinstance(event, RunEnd):
             return
         run = event.run
+        if event.lines:
+            self._console.print(event.lines, soft_wrap=True, markup=False, emoji=False, highlight=False)
         if event.total is not None:
             self._total[run] = event.total
             self._print(run, counted(event.total, "step"))
@@ -161,20 +168,15 @@ def free_folder(parent: Path, name: str) -> Path:
 
 def _guarded(run: int, job: LaunchedRun, report: Callable[[Event], None]) -> RunEnd:
     """Execute one run; an error that the user can fix becomes its outcome."""
-    begun = False
 
-    def begin() -> None:
-        nonlocal begun
-        if not begun:  # refused runs get a single line, the reason, so this comes after the checks
-            begun = True
-            report(Event(run, "starting", total=job.plan.method.steps(len(data.clients))))
+    def begin() -> None:  # after the checks: refused runs get a single line, the reason
+        lines = "" if run else str(description(data))
+        report(Event(run, "starting", total=job.plan.method.steps(len(data.clients)), lines=lines))
 
     def on_step(row: Row) -> None:
-        begin()
         report(Event(run, measured(data.dataset.task.headline, row), row["step"]))
 
     def watch(client: str, epoch: int, epochs: int) -> None:
-        begin()
         report(Event(run, f"{client}: epoch {epoch}/{epochs}"))
 
     report(Event(run, "loading data"))
@@ -182,11 +184,10 @@ def _guarded(run: int, job: LaunchedRun, report: Callable[[Event], None]) -> Run
         data = job.plan.federation()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DivergenceWarning)  # the command line prints its own line about it
-            result = job.plan.run(job.folder, data, watch, on_step, job.about, job.track)
+            result = job.plan.run(job.folder, data, watch, on_step, begin, job.about, job.track)
     except UserError as error:
         report(Event(run, "failed"))
         return RunEnd(run, job.folder, str(error), isinstance(error, InUse))
-    begin()  # a run that was finished before has no steps left
     row = result.metrics[-1] if result.metrics else {}
     report(Event(run, measured(data.dataset.task.headline, row), result.state.step))
     return RunEnd(run, job.folder)
