@@ -26,7 +26,7 @@ from ekiden.data.sources import federate
 from ekiden.data.tasks import Metric, own_metric
 from ekiden.engine.drive import Row
 from ekiden.engine.evaluation import EvaluateOn, TestSet, divergence
-from ekiden.engine.folder import RunFolder, data_digests, model_digest
+from ekiden.engine.folder import BESIDE, RunFolder, data_digests, model_digest
 from ekiden.engine.method import Method, State, payload_types, task_names
 from ekiden.engine.networks import builder, model_bytes, network_name
 from ekiden.engine.run import End, Run, last
@@ -137,7 +137,11 @@ def _prepared(
     described = {"model": label, **describe(setup, clients, digests=folder is not None), **(config or {})}
     described |= {"workers": workers, "evaluate_every": evaluate_every, "evaluate_on": evaluate_on}
     if "plan" not in described:  # all that the command line needs to go on with the run
-        more = {"origin": origin and origin.to_json(), "own": sorted(config or {}), "keep_trained": keep_trained}
+        more = {
+            "origin": origin and origin.to_json(),
+            "own": sorted({*(config or {})} - BESIDE),
+            "keep_trained": keep_trained,
+        }
         described |= {name: value for name, value in more.items() if value}
     if transport is None:
         parallel = workers > 1 if processes is None else processes

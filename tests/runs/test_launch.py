@@ -50,7 +50,10 @@ def test_a_run_that_was_finished_before_says_how_many_steps_it_has(tmp_path: Pat
     for _ in ("the run", "the same again"):
         printed = io.StringIO()
         execute([job], Lines(Console(file=printed), [job]), cores=1)
-        first, *_, last = printed.getvalue().splitlines()
+        lines = printed.getvalue().splitlines()
+        told = [line.split(":")[0] for line in lines[:6]]
+        assert told == ["samples", "layout", "range", "labels", "silos", "subjects"]
+        first, *_, last = lines[6:]
         assert first == "run, seed 0: 2 steps"
         assert last.startswith("run, seed 0: step 2 of 2, accuracy ")
 

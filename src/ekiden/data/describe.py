@@ -86,7 +86,7 @@ def description(fed: FederatedData) -> Description:
         "silos": f"{len(fed.clients)} with {spread} samples for training and validation each{how}",
         "subjects": "not named, so samples of one may be in training and test"
         if subject is None
-        else f"{len(subject.unique()):,} in training; none of them is in the test",
+        else f"{len(set(subject.tolist())):,} in training; none of them is in the test",
     }
     return Description(lines, clients)
 

@@ -7,7 +7,6 @@ from typing import Any, Protocol, TypeVar
 
 from ekiden.base import outside
 from ekiden.base.checks import Checked, made, plain, reading
-from ekiden.data.columns import Reading
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Origin(Checked):
             were made in memory.
         size: as in `ekiden.load`.
         task: as in `ekiden.load`.
-        reading: what columns mean.
+        reading: what columns mean: the fields of a `Reading` that differ from its defaults.
         partition: how rows were divided, in its spelling; "" if they were not yet.
         clients: number of clients.
         seed: of the partition.
@@ -35,7 +34,7 @@ class Origin(Checked):
     silos: tuple[str, ...] = ()
     size: int | None = None
     task: str = ""
-    reading: Reading = field(default_factory=Reading)
+    reading: Mapping[str, Any] = field(default_factory=dict)
     partition: str = ""
     clients: int | None = None
     seed: int = 0
@@ -50,9 +49,8 @@ class Origin(Checked):
 
     def to_json(self) -> dict[str, Any]:
         """Return what differs from the defaults as plain values, with digests of the user's Python files."""
-        values = plain(self) | {"reading": self.reading.chosen()}
-        usual = plain(Origin()) | {"reading": {}}
-        code = outside.digests((self.data, self.reading.sample_kind))
+        values, usual = plain(self), plain(Origin())
+        code = outside.digests((self.data, self.reading.get("sample_kind", "")))
         return {k: v for k, v in values.items() if v != usual[k]} | ({"code": code} if code else {})
 
 

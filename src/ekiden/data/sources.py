@@ -155,7 +155,7 @@ def load(
         return found
     name, place = fspath(name), located(fspath(name))
     found = replace(found, name=place) if found.name == name else found
-    return coming_from(found, Origin(place, size=size, task=task, reading=chosen.located()))
+    return coming_from(found, Origin(place, size=size, task=task, reading=chosen.located().chosen()))
 
 
 def _loaded(
@@ -207,7 +207,7 @@ def join(
     how = chosen.without_augment()
     sources = named_silos(paths)
     made = augmented(_files([*sources.items()], "silos", "silos", how, size, task, like, Named()), chosen)
-    origin = Origin(silos=written(sources), size=size, task=task, reading=chosen.located())
+    origin = Origin(silos=written(sources), size=size, task=task, reading=chosen.located().chosen())
     return made if like is not None else coming_from(made, origin)
 
 
@@ -463,7 +463,7 @@ def _origin(sources: Sequence[Any], names: Sequence[str], task: Task | str | Non
     if not named or isinstance(task, Task) or not all(isinstance(source, str | PathLike) for source in sources):
         return None
     paths = {name: Path(source).expanduser() for name, source in zip(names, sources, strict=True)}
-    return Origin(silos=written(paths), task=task or "", reading=how.located())
+    return Origin(silos=written(paths), task=task or "", reading=how.located().chosen())
 
 
 def _check(silos: Any, test: Any, tests: Sequence[Any] | None, names: Sequence[str] | None) -> None:

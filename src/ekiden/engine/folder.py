@@ -57,7 +57,7 @@ FORMAT = 2
 # also in the headers of model files
 _ABOUT = ("method", "network", "classes", "input", "inputs", "task", "train", "frozen")
 _DAMAGED = "the run folder is damaged, start a new run"
-_BESIDE = {"ekiden", "sweep", "selection", "revisions", "architecture", "origin"}
+BESIDE = {"ekiden", "sweep", "selection", "revisions", "architecture", "origin"}
 """Entries of the configuration on which the run does not depend: what wrote it, for which table, what its result is,
 and where the data lay (their digests count)."""
 _CONFIG = "config"
@@ -344,7 +344,7 @@ def _check(path: Path, config: Mapping[str, Any]) -> None:
     """Refuse to resume if the folder holds another run."""
     found = read_config(path)
     wanted = json.loads(_json(config))
-    keys = (wanted.keys() | found.keys()) - _BESIDE - {"digests"}
+    keys = (wanted.keys() | found.keys()) - BESIDE - {"digests"}
     different = sorted(k for k in keys if found.get(k) != wanted.get(k))
     different += model_differences(found.get("digests", {}), wanted.get("digests", {}))
     if different:
@@ -359,7 +359,7 @@ def _check(path: Path, config: Mapping[str, Any]) -> None:
 
 def config_digest(config: Mapping[str, Any]) -> str:
     """Return a digest of a configuration, without the entries on which the result does not depend."""
-    decisive = {key: value for key, value in config.items() if key not in _BESIDE}
+    decisive = {key: value for key, value in config.items() if key not in BESIDE}
     return hashlib.blake2b(json.dumps(decisive, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 

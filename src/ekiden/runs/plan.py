@@ -9,7 +9,7 @@ from torch import nn
 
 from ekiden import api, models
 from ekiden.base import outside
-from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero, plain
+from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero, made, plain
 from ekiden.base.errors import UserError, at
 from ekiden.base.settings import Hardware, Training
 from ekiden.data import NAMED, Dataset, FederatedData, Reading, join, load, parse, silos, split
@@ -235,7 +235,7 @@ def federation_in(config: Mapping[str, Any], where: Path) -> FederatedData:
 
 
 def _from_python(config: Mapping[str, Any]) -> Plan[Method]:
-    """Return the plan of a run that was started in Python, if data and network can be had again."""
+    """Return the plan of a run that was started in Python, if data and network are not of its session only."""
     plan = _data_in(config)
     if why := in_memory(config):
         raise UserError(f"{why}: give it again, {GIVE_AGAIN}")
@@ -272,7 +272,7 @@ def _data_in(config: Mapping[str, Any]) -> Plan[Method]:
         val_fraction=origin.val_fraction,
         data_seed=origin.seed,
         task=origin.task or "auto",  # type: ignore[arg-type]  # Plan checks it
-        reading=origin.reading,
+        reading=made(Reading, origin.reading),
         tune=origin.tune,
     )
 
