@@ -11,6 +11,7 @@ from tyro.conf import Positional
 from ekiden.base.errors import UserError
 from ekiden.base.files import write
 from ekiden.cli.console import console, say
+from ekiden.data.schema import read as read_schema
 from ekiden.transports.flower import commands, scaling, superlink
 from ekiden.transports.flower import federation as federations
 from ekiden.transports.flower.commands import Security
@@ -80,6 +81,9 @@ class AgreeOptions:
     """file to write; every silo names it by agreed in [data] of its silo.toml"""
     federation: Path | None = None
     """folder that `ekiden federation init` made: says whose sums are needed"""
+    schema: Path | None = None
+    """TOML file with the study's schema, see docs/own-data.md: it becomes part of what silos agree on, and each checks
+    its own data against it"""
     spelling: Literal["", "merge", "keep"] = ""
     """names of classes and categories that differ in case or blanks only: merge takes them as one, the commonest
     spelling (silos then need spelling = "merge" in [data]); keep: as different. By default they are refused"""
@@ -110,7 +114,9 @@ def agree(options: AgreeOptions) -> None:
     if not options.sums:
         raise UserError("name the files that `ekiden silo sums` wrote")
     expected = federations.read(options.federation).silos if options.federation else ()
-    made = scaling.agree_on(options.sums, options.spelling, expected)
+    made = scaling.agree_on(
+        options.sums, options.spelling, expected, read_schema(options.schema) if options.schema else None
+    )
     write(options.out, [json.dumps(made.to_json(), indent=1).encode()])
     say(
         f"wrote {options.out}: {made}; "

@@ -51,6 +51,7 @@ def agree(
         pretrained=plan.pretrained,
         inputs=one.inputs,
         task=one.task,
+        schema=one.schema,
         revises=plan.revises,
     )
     check_needs(plan.method, no_samples(agreed))
@@ -79,6 +80,16 @@ def _alike(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> Hello:
                     f"{first} and {name} hold data of different {what}: {said(str(here), 300)} and "
                     f"{said(str(there), 300)}; {do or 'make them equal'}"
                 )
+        if one.schema != hellos[name].schema:
+            lacks = next((silo for silo in (first, name) if not hellos[silo].schema), "")
+            differ = (
+                f"{lacks} has no study schema, other silos have one"
+                if lacks
+                else f"{first} and {name} have different study schemas"
+            )
+            raise UserError(
+                f"{differ}: name one schema in [data] of all silos, or agree by `ekiden federation agree --schema`"
+            )
         if one.task != hellos[name].task:
             raise UserError(
                 f"{first} and {name} hold labels of different tasks, or scale their targets in different ways: name "

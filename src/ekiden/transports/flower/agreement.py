@@ -16,6 +16,7 @@ from ekiden.base import outside
 from ekiden.base.checks import Count, Positive, made, plain, reading
 from ekiden.base.errors import UserError
 from ekiden.base.settings import Hardware, Training
+from ekiden.data import schema as schemas
 from ekiden.data.augment import Augment
 from ekiden.data.kinds import of_terms
 from ekiden.data.samples import Dataset, Samples
@@ -110,6 +111,7 @@ class Agreement:
         values: digest of the network's frozen and pretrained values, which each silo has itself; empty if there are
             none.
         task: what the labels mean, see `ekiden.data.tasks.terms`.
+        schema: the study's schema, which the data of all silos meet; empty if there is none.
         revises: the run that this one replaces, as `Revision.text` gives it; empty if there is none.
     """
 
@@ -135,6 +137,7 @@ class Agreement:
     pretrained: str = ""
     values: str = ""
     task: str = ""
+    schema: str = ""
     revises: str = ""
 
     @property
@@ -225,6 +228,7 @@ def parse(text: str) -> Agreement:
     with reading("the terms of the run", f"Ekiden {code_version()} at all parties"):
         agreement = made(Agreement, values)
         _ = of_terms(agreement.inputs), agreement.labels, agreement.revision
+        _ = schemas.parse(agreement.schema) if agreement.schema else None
     clients, keys = agreement.clients, agreement.keys
     named = len(set(clients)) == len(clients) and all(map(_CLIENT.fullmatch, clients))
     proved = len(keys) == len(clients) if keys else not agreement.sealed

@@ -121,6 +121,7 @@ class Hello:
         sealing: X25519 key of the run whose terms came with the hello, in hexadecimal; empty if it seals nothing.
         proof: signature of `sealing` by the silo's key.
         task: what the labels mean, see `ekiden.data.tasks.terms`.
+        schema: the study's schema that its data meet, as `Schema.text` gives it; empty without one.
     """
 
     name: str
@@ -138,6 +139,7 @@ class Hello:
     sealing: str = ""
     proof: str = ""
     task: str = ""
+    schema: str = ""
 
 
 @dataclass(frozen=True)

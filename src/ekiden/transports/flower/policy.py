@@ -147,6 +147,8 @@ def check_data(file: SiloFile, agreed: Agreement, held: Held) -> None:
     ):
         if here != there:
             raise UserError(f"{file.name} holds {what} {here}, the run is for {there}")
+    if file.schema != agreed.schema:
+        raise UserError(f"{file.name} has another study schema than the run: use the same in [data] of all silos")
     if task_terms(dataset.task) != agreed.task:
         raise UserError(
             f"{file.name} holds labels of {dataset.task.kind}, the run is for {agreed.labels.kind}, or has another "

@@ -4,7 +4,7 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from ekiden.base.errors import UserError
+from ekiden.base.errors import PrivateError, UserError
 from ekiden.data.kinds import terms as terms_of
 from ekiden.data.tasks import terms as task_terms
 from ekiden.engine import wire
@@ -61,6 +61,8 @@ class Silo:
             reason = str(error).replace("\n", " ")
             log.warning("refused: %s", reason)
             self._note(f"refused {what}: {reason}")
+            if isinstance(error, PrivateError):
+                reason = error.told
         except Exception as error:  # from torch or from the user's own data function
             log.exception("a request failed")
             reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
@@ -100,6 +102,7 @@ class Silo:
             terms_of(dataset.inputs),
             file.limits.evaluations,
             task=task_terms(dataset.task),
+            schema=file.schema,
         )
         if file.link.key:
             hello = replace(hello, signature=sign(file, signed_text(ask.nonce, file.name)))

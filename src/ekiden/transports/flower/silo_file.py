@@ -12,9 +12,10 @@ from typing import Annotated, Any, Literal
 import torch.nn.functional as F
 
 from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero, Range, made
-from ekiden.base.errors import UserError, at, unknown
+from ekiden.base.errors import PrivateError, UserError, at, unknown
 from ekiden.base.settings import Hardware
 from ekiden.data import ClientData, Dataset, FederatedData, Iid, Reading, Samples, load, split
+from ekiden.data import schema as schemas
 from ekiden.data.assemble import assemble
 from ekiden.data.columns import listed
 from ekiden.data.doubts import fingerprints
@@ -204,9 +205,36 @@ class SiloFile:
             rows = [row for part in (found.train, found.test) for row in fingerprints(part.x, found.inputs, salt)]
         return replace(told_by(held.clients[0], found), silo=self.name, rows=tuple(sorted(row.hex() for row in rows)))
 
+    @property
+    def schemas(self) -> list[Path]:
+        """Return the files that hold the study's schema: that of data.schema, and what the silos agreed on."""
+        given = [self.beside(self.data.schema)] if self.data.schema else []
+        agreed = self.beside(self.data.agreed)
+        return [*given, *([agreed] if self.data.agreed and read_agreed(agreed).schema else [])]
+
+    @property
+    def schema(self) -> str:
+        """Return the study's schema as text; "" without one."""
+        texts = {schemas.read(file).text() for file in self.schemas}
+        if len(texts) > 1:
+            raise UserError(f"{self.path}: the schema of data.schema is not that of data.agreed: leave out data.schema")
+        if texts and self.data.python:
+            raise UserError(f"{self.path}: a schema is for files (data.path), not for data.python: leave it out")
+        return "".join(texts)
+
     def read(self) -> Dataset:
-        """Load the data set at `data.path`."""
+        """Load the data set at `data.path`; errors about its contents are for this silo only."""
+        try:
+            return self._read()
+        except PrivateError:
+            raise
+        except UserError as error:
+            raise PrivateError(str(error), "it cannot read its data; its own log says why") from error
+
+    def _read(self) -> Dataset:
         data, reading = self.data, self.data.reading
+        if self.schema:
+            reading = replace(reading, schema=str(self.schemas[-1])).with_schema()
         own = self.beside(data.path)
         if data.agreed:
             known = read_agreed(self.beside(data.agreed))

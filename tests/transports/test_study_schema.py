@@ -1,0 +1,211 @@
+"""A study's schema between silos: agreed on, part of the signed terms, and checked by each silo on its own data."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ekiden import Training
+from ekiden.base.errors import PrivateError, UserError
+from ekiden.data import schema as schemas
+from ekiden.methods import FedAvg
+from ekiden.transports.flower import session
+from ekiden.transports.flower.agreement import parse
+from ekiden.transports.flower.remote_plan import RemotePlan
+from ekiden.transports.flower.scaling import read_agreed
+from ekiden.transports.flower.silo import Silo
+from ekiden.transports.flower.silo_file import read
+from tests.transports.fakes import FakeNodes
+
+pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
+
+NAMES = ("north", "south")
+STUDY = """label_column = "died"
+subject_column = "patient"
+[columns.patient]
+kind = "id"
+[columns.age]
+kind = "number"
+unit = "years"
+least = 18
+most = 110
+missing = ["-1"]
+[columns.sex]
+kind = "category"
+categories = ["f", "m"]
+[columns.died]
+kind = "category"
+categories = ["no", "yes"]
+"""
+Command = Callable[..., tuple[int, str]]
+
+
+def hospitals(folder: Path, more: str = 'schema = "study.toml"\n') -> None:
+    (folder / "study.toml").write_text(STUDY)
+    for k, name in enumerate(NAMES):
+        draw = np.random.default_rng(k)
+        died = draw.choice(["no", "yes"], 80)
+        table = pd.DataFrame(
+            {
+                "patient": [f"{name}-{i // 2}" for i in range(80)],
+                "sex": draw.choice(["f", "m"], 80),
+                "age": np.where(died == "yes", draw.integers(60, 90, 80), draw.integers(20, 50, 80)),
+                "died": died,
+            }
+        )
+        table.loc[3, "age"] = -1
+        table.to_csv(folder / f"{name}.csv", index=False)
+        silo = f'name = "{name}"\n[data]\npath = "{name}.csv"\n{more}[hardware]\nthreads = 1\n'
+        (folder / f"{name}.toml").write_text(silo)
+
+
+def spoil(folder: Path, column: str, value: Any) -> None:
+    table = pd.read_csv(folder / "south.csv", dtype=str)
+    table.loc[17, column] = value
+    table.to_csv(folder / "south.csv", index=False)
+
+
+def run(folder: Path, said: list[str], patience: float = 3600) -> Any:
+    training = Training(lr=1e-2, batch_size=16)
+    plan: RemotePlan[Any] = RemotePlan(FedAvg(rounds=2, epochs=2), "north,south", training=training, patience=patience)
+    nodes = FakeNodes([read(folder / f"{name}.toml") for name in NAMES])
+    return session.run(plan, nodes, folder / "run", {}, said.append, poll=0)
+
+
+def agree(folder: Path, command: Command, *more: str) -> tuple[int, str]:
+    for name in NAMES:
+        code, said = command("silo", "sums", str(folder / f"{name}.toml"))
+        assert code == 0, said
+    sums = [str(folder / f"{name}-sums.json") for name in NAMES]
+    return command("federation", "agree", *sums, "--out", str(folder / "agreed.json"), *more)
+
+
+def test_the_schema_is_part_of_the_terms_and_each_silo_checks_its_data(tmp_path: Path, command: Command) -> None:
+    hospitals(tmp_path)
+    code, said = agree(tmp_path, command)
+    assert code == 0, said
+    hospitals(tmp_path, 'schema = "study.toml"\nagreed = "agreed.json"\n')
+    lines: list[str] = []
+    result = run(tmp_path, lines)
+    assert result.metrics[-1]["accuracy"] > 0.8
+    terms = parse((tmp_path / "run" / "agreement.json").read_text())
+    assert schemas.parse(terms.schema) == schemas.read(tmp_path / "study.toml")
+    with pytest.raises(UserError, match=r"least and most of a number must be numbers"):
+        parse((tmp_path / "run" / "agreement.json").read_text().replace('\\"least\\":18.0', '\\"least\\":\\"18\\"'))
+
+
+def test_an_agreed_schema_reaches_the_silos_in_the_agreed_file(tmp_path: Path, command: Command) -> None:
+    hospitals(tmp_path, 'label_column = "died"\nsubject_column = "patient"\nmissing = ["age=-1"]\n')
+    code, said = agree(tmp_path, command, "--schema", str(tmp_path / "study.toml"))
+    assert code == 0, said
+    assert read_agreed(tmp_path / "agreed.json").schema == schemas.read(tmp_path / "study.toml").text()
+    hospitals(tmp_path, 'agreed = "agreed.json"\n')
+    result = run(tmp_path, [])
+    assert result.metrics[-1]["accuracy"] > 0.8
+    assert schemas.parse(parse((tmp_path / "run" / "agreement.json").read_text()).schema).classes == ("no", "yes")
+    (tmp_path / "other.toml").write_text(STUDY.replace("110", "120"))
+    hospitals(tmp_path, 'schema = "other.toml"\nagreed = "agreed.json"\n')
+    with pytest.raises(UserError, match=r"the schema of data.schema is not that of data.agreed"):
+        read(tmp_path / "north.toml").load()
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "told"),
+    [
+        ("age", "777", "column 'age' holds values out of range"),
+        ("age", "n.d.", "column 'age' holds values that are not numbers"),
+        ("sex", "strange-name", "column 'sex' holds categories that are not in the schema"),
+        ("died", None, "column 'died' has no value"),
+    ],
+)
+def test_a_silo_that_does_not_meet_the_schema_is_named_without_its_values(
+    column: str, value: str | None, told: str, tmp_path: Path, command: Command
+) -> None:
+    hospitals(tmp_path)
+    assert agree(tmp_path, command)[0] == 0
+    hospitals(tmp_path, 'schema = "study.toml"\nagreed = "agreed.json"\n')
+    spoil(tmp_path, column, value)
+    code, said = command("silo", "sums", str(tmp_path / "south.toml"))
+    assert code == 2
+    assert "row 17" in said  # at the silo itself
+    lines: list[str] = []
+    with pytest.raises(UserError, match="south") as error:
+        run(tmp_path, lines, patience=0.05)
+    text = " ".join([str(error.value), *lines])
+    assert f"its data do not meet the study's schema ({told})" in text
+    assert "17" not in text
+    assert value is None or value not in text
+    assert "row 17" in (tmp_path / "south-silo" / "requests.log").read_text()
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_error_of_reading_tells_the_coordinator_a_value(tmp_path: Path) -> None:
+    hospitals(tmp_path, 'label_column = "died"\n')
+    table = pd.read_csv(tmp_path / "south.csv", dtype=str)
+    table.loc[17, "age"] = "secret"
+    table.to_csv(tmp_path / "south.csv", index=False)
+    with pytest.raises(PrivateError, match=r"secret.* in row 17"):
+        read(tmp_path / "south.toml").load()
+    lines: list[str] = []
+    with pytest.raises(UserError) as error:
+        run(tmp_path, lines, patience=0.05)
+    assert "silo 'south' cannot take part: it cannot read its data" in " ".join(lines)
+    assert "secret" not in " ".join([str(error.value), *lines])
+
+
+def test_silos_with_other_schemas_are_named(tmp_path: Path, command: Command) -> None:
+    hospitals(tmp_path)
+    assert agree(tmp_path, command)[0] == 0
+    hospitals(tmp_path, 'schema = "study.toml"\nagreed = "agreed.json"\n')
+    (tmp_path / "other.toml").write_text(STUDY.replace("110", "120"))
+    file = tmp_path / "south.toml"
+    file.write_text(file.read_text().replace("study.toml", "other.toml"))
+    with pytest.raises(UserError, match="north and south have different study schemas: name one"):
+        run(tmp_path, [])
+    file.write_text(
+        file.read_text().replace('schema = "other.toml"', 'label_column = "died"\nsubject_column = "patient"')
+    )
+    with pytest.raises(UserError, match="south has no study schema, other silos have one"):
+        run(tmp_path, [])
+
+
+def test_terms_with_another_schema_are_refused_by_a_silo(tmp_path: Path, command: Command) -> None:
+    hospitals(tmp_path)
+    assert agree(tmp_path, command)[0] == 0
+    hospitals(tmp_path, 'schema = "study.toml"\nagreed = "agreed.json"\n')
+    run(tmp_path, [])
+    (tmp_path / "study.toml").write_text(STUDY.replace("110", "120"))
+    terms = (tmp_path / "run" / "agreement.json").read_text()
+    silo = Silo(read(tmp_path / "north.toml"))
+    with pytest.raises(UserError, match="north has another study schema than the run"):
+        silo._agreed(parse(terms))
+
+
+def test_sums_that_do_not_meet_the_schema_name_the_silo(tmp_path: Path, command: Command) -> None:
+    own = 'label_column = "died"\nsubject_column = "patient"\nmissing = ["-1"]\n'
+    hospitals(tmp_path, own)
+    schema = ("--schema", str(tmp_path / "study.toml"))
+    code, said = agree(tmp_path, command, *schema)
+    assert code == 0, said
+    south = tmp_path / "south-sums.json"
+    for change, line in (
+        (
+            lambda sums: sums["moments"]["age"].update(mean=3.5),
+            "south: the mean of column 'age' is 3.5, not in numbers 18",
+        ),
+        (lambda sums: sums["categories"]["sex"].update(w=12), "south: column 'sex' holds the category 'w'"),
+        (lambda sums: sums["classes"].update(maybe=12), "south: the label holds the class 'maybe'"),
+    ):
+        assert agree(tmp_path, command, *schema)[0] == 0
+        values = json.loads(south.read_text())
+        change(values)  # type: ignore[no-untyped-call]
+        south.write_text(json.dumps(values))
+        sums = [str(tmp_path / f"{name}-sums.json") for name in NAMES]
+        code, said = command("federation", "agree", *sums, "--out", str(tmp_path / "x.json"), *schema)
+        assert code == 2
+        assert line in said
+        assert not (tmp_path / "x.json").exists()
