@@ -14,7 +14,7 @@ from ekiden import FedAvg, FederatedData, FedSeq, Local, Study, Training, UserEr
 from ekiden.data import Iid
 from ekiden.engine.method import Method
 from tests.conftest import Tiny
-from tests.pages import DOCS, blocks
+from tests.pages import DOCS, blocks, play
 
 mpl.use("Agg")
 
@@ -153,8 +153,8 @@ def test_of_an_error_the_smallest_is_the_best() -> None:
 def test_the_page_runs_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("EKIDEN_DATA", raising=False)
-    space: dict[str, Any] = {"__name__": "page"}
-    for block in blocks(DOCS / "studies.md", "python"):
-        exec(compile(block.text, block.place, "exec"), space)
+    space = play(DOCS / "studies.md")
+    assert (tmp_path / "patients.png").exists()
+    assert len(blocks(DOCS / "studies.md", "python")[0].text.replace("\n\n", "\n").splitlines()) <= 15
     assert list(space["study"]) == ["fedseq", "fedtasuki"]
     assert set(space["study"].chosen["fedseq"]) == {"epochs", "lr"}
