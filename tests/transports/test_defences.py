@@ -34,8 +34,8 @@ DEFENCES = {
     ),
     "min_active": (
         f"{FLOWER}/policy.py",
-        "inner.min_active < limits.min_active",
-        "inner.min_active < 0",
+        "method.min_active < limits.min_active",
+        "method.min_active < 0",
         f"{CRAFTED}::test_nobody_chooses_the_features_unless_a_silo_trusts_it",
     ),
     "allowed values": (
@@ -94,7 +94,7 @@ DEFENCES = {
     ),
     "other code is named": (
         f"{FLOWER}/roll.py",
-        "elif hello.version != identity.code():",
+        "elif hello.version != code_version():",
         "elif hello.version == '':",
         "tests/transports/test_remote.py::test_a_silo_of_another_commit_is_named_before_training",
     ),
@@ -131,15 +131,25 @@ DEFENCES = {
 }
 
 
+@pytest.mark.parametrize("defence", DEFENCES)
+def test_the_line_of_a_defence_and_its_tests_are_there(defence: str) -> None:
+    """So that whoever moves one notices at once."""
+    file, code, instead, tests = DEFENCES[defence]
+    text = (ROOT / "src" / "ekiden" / file).read_text(encoding="utf-8")
+    assert text.count(code) == 1, f"{file} has changed: name the line that is the defence now"
+    assert instead != code
+    for test in tests.split():
+        path, name = test.split("::")
+        assert f"def {name}(" in (ROOT / path).read_text(encoding="utf-8"), test
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("defence", DEFENCES)
 def test_a_test_notices_that_a_defence_is_gone(defence: str, tmp_path: Path) -> None:
     file, code, instead, tests = DEFENCES[defence]
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     path = tmp_path / "src" / "ekiden" / file
-    text = path.read_text(encoding="utf-8")
-    assert text.count(code) == 1, f"{file} has changed: name the line that is the defence now"
-    path.write_text(text.replace(code, instead), encoding="utf-8")
+    path.write_text(path.read_text(encoding="utf-8").replace(code, instead), encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests.split()]
     try:
@@ -147,9 +157,3 @@ def test_a_test_notices_that_a_defence_is_gone(defence: str, tmp_path: Path) -> 
     except subprocess.TimeoutExpired:
         return  # without the defence, it hangs
     assert done.returncode == 1, done.stdout.decode()[-2000:]
-
-
-@pytest.mark.parametrize("defence", DEFENCES)
-def test_the_defences_are_where_the_test_looks_for_them(defence: str) -> None:
-    file, code, _, _ = DEFENCES[defence]
-    assert (ROOT / "src" / "ekiden" / file).read_text(encoding="utf-8").count(code) == 1
