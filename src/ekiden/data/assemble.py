@@ -21,7 +21,7 @@ from ekiden.data.spelling import spelled
 from ekiden.data.targets import refuse_constant, targets
 from ekiden.data.tasks import Classification, LanguageModelling, Regression, Task, scaled
 from ekiden.data.tasks.base import IGNORED
-from ekiden.data.undecoded import Raw, composed, owners, subjects, times
+from ekiden.data.undecoded import Raw, Wanted, composed, owners, subjects, times
 
 _Piece: TypeAlias = tuple[Raw, Samples]
 """a part of a source, with its labels and owners; the samples' x is not read yet"""
@@ -123,7 +123,8 @@ def assemble(
     ]
     sides = (pieces[:-1], pieces[-1:]) if test is not None else _sides(holdings, pieces, chosen)
     x, kind = raws[0].kind.assembled(
-        [[raw for raw, _ in side] for side in sides], reading, size, known, () if like is None else like.shape
+        [[raw for raw, _ in side] for side in sides],
+        Wanted(reading, size, known if isinstance(known, raws[0].kind) else None, () if like is None else like.shape),
     )
     train, held = (
         Samples(

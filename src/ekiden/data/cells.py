@@ -184,9 +184,7 @@ class Cells:
         delimiter = (table.schema.metadata or {}).get(DELIMITER)
         self._delimiter = delimiter.decode() if delimiter else ""
         self._texts = {
-            name: _Text.of(_strings(table[name]), writing.marks(name))
-            for name in measured
-            if _is_text(table[name].type)
+            name: _Text.of(_strings(table[name]), writing.marks(name)) for name in measured if is_text(table[name].type)
         }
 
     def features(self, columns: Sequence[str], categorical: Sequence[str], numeric: Sequence[str] = ()) -> Any:
@@ -215,7 +213,7 @@ class Cells:
             fields.append(pa.field(name, array.type, metadata={DATE: written.encode()} if written else None))
         return pa.table(arrays, schema=pa.schema(fields))
 
-    def is_text(self, name: str) -> bool:
+    def as_text(self, name: str) -> bool:
         """Return whether a column that may hold numbers is stored as text."""
         return name in self._texts
 
@@ -244,7 +242,7 @@ class Cells:
             kind = kind.value_type
         if pa.types.is_null(kind):
             return pa.nulls(len(column), pa.large_string())
-        if not _is_text(kind):
+        if not is_text(kind):
             column = self._shown(column, name)
         texts = pc.utf8_normalize(_strings(column), "NFC")
         found = _Text.of(texts, self._writing.marks(name))
@@ -288,7 +286,7 @@ class Cells:
         what, column = f"column {name!r} of {self._source}", self._table[name].combine_chunks()
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
-        text = _Text.of(_strings(column), self._writing.marks(name)) if _is_text(column.type) else None
+        text = _Text.of(_strings(column), self._writing.marks(name)) if is_text(column.type) else None
         lost = text.places < 0 if text else np.array(column.is_null().to_numpy(zero_copy_only=False))
         if lost.any():
             raise UserError(f"{what} has no value in {row_text(int(np.argmax(lost)))}: give every row a time.")
@@ -541,7 +539,8 @@ def warn_of_marks(values: Floats, what: str, *, dates: bool = False) -> None:
             )
 
 
-def _is_text(kind: Any) -> bool:
+def is_text(kind: Any) -> bool:
+    """Return whether an Arrow type is that of text."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or str(kind) == "string_view")
 
 

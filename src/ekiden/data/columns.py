@@ -17,10 +17,11 @@ from ekiden.base.checks import Checked, Count, CountOrZero, Range, made
 from ekiden.base.errors import UserError, counted, row_text, unknown
 from ekiden.data import schema as schemas
 from ekiden.data.augment import Augment
-from ekiden.data.cells import Cells, Writing
+from ekiden.data.cells import Cells, Writing, is_text
 from ekiden.data.doubts import tell
 from ekiden.data.kinds import Arrays, Images, Inputs, Table, Tokens, named
-from ekiden.data.raster import split
+from ekiden.data.kinds.arrays import is_list
+from ekiden.data.kinds.images import is_encoded
 from ekiden.data.undecoded import Raw
 
 
@@ -225,12 +226,14 @@ def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
     subject, time = reading.subject_column or None, reading.time_column or None
     meant = {*targets, domain, group, subject, time}
     kind, chosen = _kind(table, source, reading, usual, meant)
-    features = chosen if kind is Table else ()
-    cells = Cells(table, source, reading.writing, [*features, *targets, *filter(None, [time])])
+    measured = [*chosen] * (kind is Table)
+    cells = Cells(table, source, reading.writing, [*measured, *targets, *filter(None, [time])])
     numbers = schemas.read(reading.schema).of_kind("number", "date") if reading.schema else ()
     return Raw(
         source,
-        cells.features(features, reading.categorical_columns, numbers) if kind is Table else chosen,
+        cells.features(chosen, reading.categorical_columns, numbers)
+        if measured
+        else kind.of_cells(table.select(chosen), source),
         targets_of(table, targets, source, cells) if targets else np.zeros(len(table), dtype=np.int64),
         None if domain is None else _names_of(table, domain, source, cells),
         None if group is None else _names_of(table, group, source, cells),
@@ -274,112 +277,41 @@ def _label(table: Any, usual: Columns) -> tuple[str, ...]:
     return tuple(named) if len(named) == 1 else ()
 
 
-def _kind(table: Any, source: str, reading: Reading, usual: Columns, meant: set[str | None]) -> tuple[Any, Any]:
-    """Return what the samples are, and the samples; of a table the names of its columns."""
+def _kind(
+    table: Any, source: str, reading: Reading, usual: Columns, meant: set[str | None]
+) -> tuple[type[Inputs], list[str]]:
+    """Return the kind of samples, and the columns that hold them."""
+    left = [name for name in table.column_names if name not in meant | set(reading.drop_columns)]
+    columns = list(reading.feature_columns) or left
     if reading.sample_kind:
-        own = kind_of(reading)
-        left = [name for name in table.column_names if name not in meant and name not in reading.drop_columns]
-        return own, own.of_cells(table.select(list(reading.feature_columns or left)), source)
+        return kind_of(reading), columns
     other = reading.text_column or reading.array_column
     image = reading.image_column or (None if other else image_column(table, usual, meant))
     if image is not None and not reading.feature_columns:
-        return Images, images_in(table, image, source)
+        return Images, [image]
     if reading.text_column:
-        return Tokens, _texts(table, reading.text_column, source)
+        return Tokens, [reading.text_column]
     lists = [n for n in table.column_names if n not in meant and is_list(table[n].type)]
-    array = reading.array_column or (lists[0] if len(lists) == 1 and not reading.feature_columns else None)
-    if array is not None:
-        return Arrays, _lists(table, array, source)
-    dropped = meant | set(reading.drop_columns)
-    columns = reading.feature_columns or [n for n in table.column_names if n not in dropped]
+    if reading.array_column or (len(lists) == 1 and not reading.feature_columns):
+        return Arrays, [reading.array_column or lists[0]]
     if used := [name for name in columns if name in meant]:
         raise UserError(f"column {used[0]!r} cannot be a feature and have another meaning: leave it out of one")
     if not columns:
         raise UserError(f"{source} has no column left to learn from: drop fewer")
     if unknown_ := [name for name in reading.categorical_columns if name not in columns]:
         raise UserError(f"{source} has no column {unknown_[0]!r} to take as categories: it has {', '.join(columns)}")
-    return Table, tuple(columns)
+    return Table, columns
 
 
 def image_column(table: Any, usual: Columns, meant: set[str | None]) -> str | None:
     """Return the column of encoded images, if none is named: the usual one, or the first of bytes."""
-
-    def encoded(kind: Any) -> bool:
-        struct = pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
-        return bool(struct or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
-
-    for name in ("image", usual.image):  # these may hold paths
-        if name in table.column_names and name not in meant:
-            kind = table[name].type
-            if encoded(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
-                return name
-    return next((n for n in table.column_names if n not in meant and encoded(table[n].type)), None)
-
-
-def is_list(kind: Any) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+    left = {name: table[name].type for name in table.column_names if name not in meant}
+    usually = [n for n in ("image", usual.image) if n in left and (is_encoded(left[n]) or is_text(left[n]))]  # or paths
+    return next(iter([*usually, *(name for name, kind in left.items() if is_encoded(kind))]), None)
 
 
 def _pick(table: Any, candidates: Iterable[str]) -> str | None:
     return next((c for c in candidates if c in table.column_names), None)
-
-
-def images_in(table: Any, name: str, source: str) -> list[bytes | Path | None]:
-    column, kind = table[name], table[name].type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return _paths(column.to_pylist(), name, source)
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return list(column.to_pylist())
-    if not pa.types.is_struct(kind) or kind.get_field_index("bytes") < 0:
-        raise UserError(
-            f"column {name!r} of {source} holds {kind}: images must be bytes, structs of bytes and path, or paths."
-        )
-    encoded = pc.struct_field(column, "bytes").to_pylist()
-    if (column.null_count == 0 and None not in encoded) or kind.get_field_index("path") < 0:
-        return list(encoded)
-    paths = pc.struct_field(column, "path").to_pylist()
-    beside = Path(source).parent  # images are stored as files next to the table
-    return [b if b is not None or p is None else beside / p for b, p in zip(encoded, paths, strict=True)]
-
-
-def _paths(names: list[str | None], column: str, source: str) -> list[bytes | Path | None]:
-    """Return files next to the table."""
-    beside = Path(source).parent
-    for row, name in enumerate(names):
-        if not name or not split(beside / name)[0].is_file():
-            raise UserError(
-                f"{row_text(row)} of {source} names the image {name!r} (column {column!r}), which is not a file in "
-                f"{beside}: give paths relative to the table"
-            )
-    return [beside / str(name) for name in names]
-
-
-def _texts(table: Any, name: str, source: str) -> list[str]:
-    column = table[name]
-    if pa.types.is_null(column.type):
-        raise UserError(f"column {name!r} of {source} is empty: name the column of texts with --text-column")
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        raise UserError(f"column {name!r} of {source} holds {column.type}, not texts: name another with --text-column")
-    return [text or "" for text in column.to_pylist()]
-
-
-def _lists(table: Any, name: str, source: str) -> NDArray[np.float32]:
-    """Return the numbers (n, ...) of a column of lists, which may be nested."""
-    kind = table[name].type
-    if not is_list(kind):
-        raise UserError(f"column {name!r} of {source} holds {kind}, not lists of numbers: give lists of equal length")
-    rows = table[name].to_numpy()
-    lengths = [-1 if row is None else len(row) for row in rows]
-    odd = next((i for i, n in enumerate(lengths) if n != lengths[0] or n < 1), None)
-    if odd is not None:
-        lacks = "no values" if lengths[odd] < 1 else f"{lengths[odd]} values, row 0 has {lengths[0]}"
-        raise UserError(f"column {name!r} of {source} has {lacks} in {row_text(odd)}: give all lists the same length")
-    try:
-        return np.array([np.stack(row) if row.dtype == object else row for row in rows], dtype=np.float32)
-    except (ValueError, TypeError) as error:
-        raise UserError(
-            f"column {name!r} of {source} is not an array of numbers ({error}): give equal lengths"
-        ) from None
 
 
 def targets_of(table: Any, columns: Sequence[str], source: str, cells: Cells) -> NDArray[Any]:
@@ -397,7 +329,7 @@ def targets_of(table: Any, columns: Sequence[str], source: str, cells: Cells) ->
 
 def _target(column: Any, name: str, source: str, cells: Cells) -> NDArray[Any]:
     """Return the labels of one column: (n,) integers, names, or float64."""
-    if cells.is_text(name):
+    if cells.as_text(name):
         return cells.label(name)
     kind = column.type
     if column.null_count:
@@ -443,7 +375,7 @@ def _values(table: Any, name: str, source: str) -> NDArray[Any]:
         raise UserError(f"column {name!r} of {source} has no value in {row_text(row)}: give every row one.")
     if pa.types.is_integer(column.type):
         return np.array(column.to_numpy(), dtype=np.int64)  # a copy, as Arrow's memory is read-only
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+    if is_text(column.type):
         return np.array(column.to_pylist(), dtype=np.str_)
     raise UserError(f"column {name!r} of {source} holds {column.type}: it must hold integers or names (strings).")
 

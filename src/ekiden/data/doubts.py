@@ -12,12 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.base.errors import DataWarning, counted
-from ekiden.data.cells import DATE
-from ekiden.data.kinds import Inputs, Table
+from ekiden.data.cells import DATE, is_text
+from ekiden.data.kinds import Inputs
 from ekiden.data.samples import Dataset, Samples
 from ekiden.data.undecoded import Raw
 
@@ -83,7 +82,7 @@ def _may_be_id(columns: Sequence[Any]) -> bool:
 
 def _differ_in_each_row(columns: Sequence[Any], different: int) -> bool:
     """Return whether nearly every row has its own text."""
-    text = all(pa.types.is_string(column.type) or pa.types.is_large_string(column.type) for column in columns)
+    text = all(is_text(column.type) for column in columns)
     rows = sum(len(column) - column.null_count for column in columns)
     return text and rows >= _MANY and different >= _NEARLY * rows
 
@@ -201,23 +200,8 @@ def by_group(dataset: Dataset) -> dict[str, list[bytes]]:
 
 
 def fingerprints(x: Tensor, inputs: Inputs, salt: bytes) -> list[bytes]:
-    """Return 8 bytes for each sample (n, ...), equal for equal samples and salts.
-
-    Rows of a table are compared by their columns' names and their categories' names, so that silos with other columns
-    first, or other categories, give the same for the same row.
-    """
-    rows = _named_values(x, inputs) if isinstance(inputs, Table) else x.reshape(len(x), -1).cpu().numpy()
-    rows = np.ascontiguousarray(rows)
+    """Return 8 bytes for each sample (n, ...), equal for equal samples and salts."""
+    rows = np.ascontiguousarray(inputs.compared(x))
     if rows.dtype.kind == "f":
         rows = np.where(np.isnan(rows), np.nan, rows + 0.0)  # one NaN, one zero
     return [blake2b(row.tobytes(), digest_size=8, key=salt[:64]).digest() for row in rows]
-
-
-def _named_values(x: Tensor, table: Table) -> NDArray[Any]:
-    """Return the values of rows in the order of their columns' names; categories as hashes of their names."""
-    values = x.double().cpu().numpy()
-    columns = {name: values[:, k] for k, name in enumerate(table.numeric)}
-    for k, (name, known) in enumerate(zip(table.categorical, table.vocabularies, strict=True), table.numbers):
-        hashes = [int.from_bytes(blake2b(c.encode(), digest_size=6).digest()) for c in known]
-        columns[name] = np.array([0, *hashes], dtype=np.float64)[values[:, k].astype(np.int64)]
-    return np.stack([columns[name] for name in sorted(columns)], axis=1)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ekiden.base.errors import UserError, counted, unknown
 from ekiden.base.settings import Training
 from ekiden.data.augment import Augment
-from ekiden.data.kinds import Inputs, Table, of_tensor
+from ekiden.data.kinds import Inputs, of_tensor
 from ekiden.data.mapped import Place, place
 from ekiden.data.origin import Origin, coming_from
 from ekiden.data.tasks import Classification, Need, Task
@@ -132,9 +132,7 @@ class Dataset:
         """Return what methods can rely on; see `Method.needs`."""
         if self.inputs.ragged:
             return self.task.offers
-        codes = isinstance(self.inputs, Table) and bool(self.inputs.categorical)
-        more: set[Need] = {"numbers"} if codes else {"numbers", "continuous"}
-        return self.task.offers | more
+        return self.task.offers | ({"numbers", "continuous"} if self.inputs.continuous else {"numbers"})
 
     def strata(self, samples: Samples) -> Tensor:
         """Return a group (n,) int64 for each of some samples, by their labels; in classification, the class."""

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ekiden.base.errors import DataWarning, UserError
+from ekiden.data.cells import is_text
 from ekiden.data.kinds import Inputs, Table
 from ekiden.data.undecoded import Raw, natural
 
@@ -133,9 +134,7 @@ def _texts(raws: Sequence[Raw]) -> list[str]:
 
     def names(column: str) -> bool:
         parts = [raw.images[column] for raw in raws if column in raw.images.column_names]
-        text = len(parts) == len(raws) and all(
-            pa.types.is_string(p.type) or pa.types.is_large_string(p.type) for p in parts
-        )
+        text = len(parts) == len(raws) and all(is_text(p.type) for p in parts)
         return text and all(pc.count_distinct(part).as_py() <= _MANY for part in parts)
 
     return [column for column in raws[0].images.column_names if names(column)]

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from ekiden.base.errors import UserError, counted
 from ekiden.data import frames, sources, targets
 from ekiden.data.cells import DATE, Writing
-from ekiden.data.columns import USUAL, Reading, image_column, is_list
+from ekiden.data.columns import USUAL, Reading, image_column
 from ekiden.data.holdings import Holding, find, hold, named_silos, read_part
 from ekiden.data.kinds import Images, Table, Tokens, arrays
+from ekiden.data.kinds.arrays import is_list
 from ekiden.data.schema import SchemaError, Violation, key, string
 from ekiden.data.sources import NAMED
 from ekiden.data.tasks import Classification

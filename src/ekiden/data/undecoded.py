@@ -18,6 +18,23 @@ from ekiden.base.errors import UserError, row_text
 _ACCENTS = 0x300  # first character that is written onto the one before
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What the samples of a data set become.
+
+    Attributes:
+        reading: how they were read, a `Reading`.
+        size: side of images in pixels.
+        known: the `Inputs`, if a run or an agreement says them; of the samples' kind.
+        shape: shape of the samples that a trained model takes; () without one.
+    """
+
+    reading: Any
+    size: int | None = None
+    known: Any = None
+    shape: tuple[int, ...] = ()
+
+
 class Inputs(Checked, ABC):
     """A kind of samples: how they are read, how they become tensors, and what they need.
 
@@ -109,21 +126,15 @@ class Inputs(Checked, ABC):
     def assembled(
         cls,
         sides: Sequence[Sequence["Raw"]],
-        reading: Any,
-        size: int | None,
-        known: "Inputs | None",
-        shape: tuple[int, ...],
+        wanted: "Wanted",
     ) -> tuple[list[Tensor], "Inputs | None"]:
         """Return the samples of the training side and of the test side, and what they are; None if their type says it.
 
         Args:
             sides: what the sources hold for training, and for the test.
-            reading: how they were read, a `Reading`.
-            size: side of images in pixels.
-            known: what samples become, if that is known from a run or an agreement.
-            shape: shape of the samples that a trained model takes; () without one.
+            wanted: what they become.
         """
-        made = known if isinstance(known, cls) else cls()
+        made = wanted.known or cls()
         return joined(sides, [[made._encoded(raw) for raw in side] for side in sides]), made
 
     def _encoded(self, raw: "Raw") -> Tensor:
@@ -143,6 +154,10 @@ class Inputs(Checked, ABC):
                 f"{type(self).__name__}.encode must return {len(raw)} finite samples of {self.dtype}"
             )
         return x
+
+    def compared(self, x: Tensor) -> NDArray[Any]:
+        """Return samples (n, ...) as rows (n, d) that are equal for equal samples, at all silos."""
+        return x.reshape(len(x), -1).cpu().numpy()
 
     def lengths(self, x: Tensor) -> Tensor | None:
         """Return (n,) lengths of samples (n, ...); None if all have one."""

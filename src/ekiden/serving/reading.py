@@ -14,8 +14,7 @@ from torch import Tensor
 
 from ekiden.base.errors import UserError, row_text
 from ekiden.data import frames, holdings
-from ekiden.data.columns import images_in
-from ekiden.data.kinds import Arrays, Images, Inputs, Table, Tokens, arrays
+from ekiden.data.kinds import Images, Inputs, Table, Tokens, arrays
 from ekiden.data.kinds.images import Notes
 from ekiden.data.kinds.tables import encode
 from ekiden.data.kinds.tables import rows as rows_of
@@ -176,15 +175,11 @@ class SampleReader:
             return
         for part in _parts(file, self.batch, self._wants()):
             names = [f"{row_text(start + i)} of {file}" for i in range(part.num_rows)]
-            match self.inputs:
-                case Images():
-                    raw: Any = images_in(part, self._wants()[0], str(file))
-                case Tokens():
-                    raw = _texts(part, self._wants()[0], names)
-                case Arrays():
-                    raw = _lists(part, self._wants()[0], names)
-                case own:
-                    raw = own.of_cells(part, str(file))
+            if self.inputs.ragged and (lost := part.column(0).is_null().to_pylist()) and any(lost):
+                raise UserError(
+                    f"{names[lost.index(True)]} has no text in column {part.column_names[0]!r}: give it one"
+                )
+            raw = self.inputs.of_cells(part, str(file))
             x = self._encoded(raw, names, notes)
             yield Batch([str(file)] * len(x), list(range(start, start + len(x))), x)
             start += part.num_rows
@@ -247,24 +242,6 @@ def _text(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise UserError(f"{file} is not UTF-8 text: convert or remove it") from None
-
-
-def _texts(table: Any, column: str, names: Sequence[str]) -> list[str]:
-    texts = table[column].to_pylist()
-    if odd := next((name for name, text in zip(names, texts, strict=True) if not isinstance(text, str)), None):
-        raise UserError(f"{odd} has no text in column {column!r}: give every row one")
-    return list(texts)
-
-
-def _lists(table: Any, column: str, names: Sequence[str]) -> NDArray[np.float32]:
-    """Return (n, ...) float32 from a column of lists."""
-    try:
-        found: NDArray[np.float32] = np.array(table[column].to_pylist(), dtype=np.float32)
-    except (ValueError, TypeError) as error:
-        raise UserError(
-            f"column {column!r}, {names[0]} and following, holds no arrays of one shape ({error})"
-        ) from None
-    return found
 
 
 def _line(error: Exception) -> str:

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.base.errors import DataWarning, UserError, row_text
-from ekiden.data.undecoded import Inputs, Raw, joined
+from ekiden.data.undecoded import Inputs, Raw, Wanted, joined
 
 SHORTEST = 16
 """fewest values in time of a signal"""
@@ -39,20 +40,41 @@ class Arrays(Inputs):
         return encode(raw, "the arrays given")
 
     @classmethod
-    def assembled(
-        cls,
-        sides: Sequence[Sequence[Raw]],
-        reading: Any,
-        size: int | None,
-        known: Inputs | None,
-        shape: tuple[int, ...],
-    ) -> tuple[list[Tensor], Inputs | None]:
+    def assembled(cls, sides: Sequence[Sequence[Raw]], wanted: Wanted) -> tuple[list[Tensor], Inputs | None]:
         """Put arrays together. Their type says whether they are images, tokens or other numbers."""
         return joined(sides, [[torch.as_tensor(raw.images) for raw in side] for side in sides]), None
+
+    @classmethod
+    def of_cells(cls, table: Any, source: str) -> NDArray[np.float32]:
+        """Return the numbers (n, ...) of a column of lists, which may be nested."""
+        name, kind = table.column_names[0], table.schema.types[0]
+        if not is_list(kind):
+            raise UserError(
+                f"column {name!r} of {source} holds {kind}, not lists of numbers: give lists of equal length"
+            )
+        rows = table.column(0).to_numpy()
+        lengths = [-1 if row is None else len(row) for row in rows]
+        odd = next((i for i, n in enumerate(lengths) if n != lengths[0] or n < 1), None)
+        if odd is not None:
+            lacks = "no values" if lengths[odd] < 1 else f"{lengths[odd]} values, row 0 has {lengths[0]}"
+            raise UserError(
+                f"column {name!r} of {source} has {lacks} in {row_text(odd)}: give all lists the same length"
+            )
+        try:
+            return np.array([np.stack(row) if row.dtype == object else row for row in rows], dtype=np.float32)
+        except (ValueError, TypeError) as error:
+            raise UserError(
+                f"column {name!r} of {source} is not an array of numbers ({error}): give equal lengths"
+            ) from None
 
     def takes(self, shape: Sequence[int]) -> str:
         """See `Inputs`."""
         return f"float32 arrays of shape {tuple(shape)}."
+
+
+def is_list(kind: Any) -> bool:
+    """Return whether an Arrow type is that of lists."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def encode(raw: Any, what: str) -> Tensor:

@@ -11,17 +11,19 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from ekiden.base.checks import CountOrZero
-from ekiden.base.errors import DataWarning, UserError, counted
+from ekiden.base.errors import DataWarning, UserError, counted, row_text
 from ekiden.data import frames, mapped, medical, raster
+from ekiden.data.cells import is_text
 from ekiden.data.kinds import arrays
 from ekiden.data.raster import Loaded, Look, split
-from ekiden.data.undecoded import Inputs, Raw
+from ekiden.data.undecoded import Inputs, Raw, Wanted
 
 CHUNK = 128  # images that a thread decodes at a time
 _FEW = 64  # of the 256 levels; with fewer, the values of 16-bit images fill only a small part of their range
@@ -73,17 +75,35 @@ class Images(Inputs):
         return decode([[given]], self, shape=shape, notes=notes)[0]
 
     @classmethod
-    def assembled(
-        cls,
-        sides: Sequence[Sequence[Raw]],
-        reading: Any,
-        size: int | None,
-        known: Inputs | None,
-        shape: tuple[int, ...],
-    ) -> tuple[list[Tensor], Inputs | None]:
+    def assembled(cls, sides: Sequence[Sequence[Raw]], wanted: Wanted) -> tuple[list[Tensor], Inputs | None]:
         """Decode all images, each side into one tensor; large ones into a file."""
-        images = known if isinstance(known, Images) else reading.images(size)
-        return decode(sides, images, mapped.room, shape=shape), images
+        images = wanted.known or wanted.reading.images(wanted.size)
+        return decode(sides, images, mapped.room, shape=wanted.shape), images
+
+    @classmethod
+    def of_cells(cls, table: Any, source: str) -> list[bytes | Path | None]:
+        """Return encoded bytes, or files, which are named relative to the table."""
+        column, name, beside = table.column(0), table.column_names[0], Path(source).parent
+        if is_text(column.type):
+            names = column.to_pylist()
+            for row, file in enumerate(names):
+                if not file or not split(beside / file)[0].is_file():
+                    raise UserError(
+                        f"{row_text(row)} of {source} names the image {file!r} (column {name!r}), which is not a file "
+                        f"in {beside}: give paths relative to the table"
+                    )
+            return [beside / file for file in names]
+        if not is_encoded(column.type):
+            raise UserError(
+                f"column {name!r} of {source} holds {column.type}: images must be bytes, structs of bytes and path, or "
+                "paths."
+            )
+        cells = column.to_pylist()
+        if not pa.types.is_struct(column.type):
+            return list(cells)
+        found = [cell or {} for cell in cells]
+        paths = [beside / cell["path"] if cell.get("path") else None for cell in found]
+        return [path if cell.get("bytes") is None else cell["bytes"] for cell, path in zip(found, paths, strict=True)]
 
     def for_model(self, raw: Any, shape: tuple[int, ...], notes: "Notes | None" = None) -> Tensor:
         """See `Inputs`."""
@@ -148,6 +168,12 @@ class Notes:
         lines += [f"{n} of {counted(self.files, 'image')} in {source} {what}" for what, n in self.doubts.items()]
         for line in lines:
             warnings.warn(line, DataWarning, stacklevel=2)
+
+
+def is_encoded(kind: Any) -> bool:
+    """Return whether an Arrow type is that of encoded images: bytes, or structs of bytes and path."""
+    struct = pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
+    return bool(struct or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 def memory(shape: tuple[int, ...]) -> Tensor:

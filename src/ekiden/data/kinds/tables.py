@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 from ekiden.base.errors import DataWarning, UserError
 from ekiden.data import frames
 from ekiden.data.cells import DATE, Cells, Writing
-from ekiden.data.undecoded import Inputs, Raw
+from ekiden.data.undecoded import Inputs, Raw, Wanted
 
 _SHOWN = 5  # names in a message
 Numbers = NDArray[np.float64]
@@ -82,20 +83,14 @@ class Table(Inputs):
         return samples.take(rows)
 
     @classmethod
-    def assembled(
-        cls,
-        sides: Sequence[Sequence[Raw]],
-        reading: Any,
-        size: int | None,
-        known: Inputs | None,
-        shape: tuple[int, ...],
-    ) -> tuple[list[Tensor], Inputs | None]:
+    def assembled(cls, sides: Sequence[Sequence[Raw]], wanted: Wanted) -> tuple[list[Tensor], Inputs | None]:
         """Encode rows as agreed, or leave them unscaled until the silos agree."""
-        if size:
+        known = wanted.known
+        if wanted.size:
             raise UserError("--size is the side of images, but the data are a table: leave it out")
-        if isinstance(known, Table):
+        if known:
             return [torch.cat([encode(*rows(raw, known), known) for raw in side]) for side in sides], known
-        table, tensors = unscaled([raw for side in sides for raw in side], reading.missing)
+        table, tensors = unscaled([raw for side in sides for raw in side], wanted.reading.missing)
         cut = len(sides[0])
         return [torch.cat(tensors[:cut]), torch.cat(tensors[cut:])], table
 
@@ -108,6 +103,15 @@ class Table(Inputs):
     def cardinalities(self) -> tuple[int, ...]:
         """Return how many codes each categorical column has."""
         return tuple(len(names) + 1 for names in self.vocabularies)
+
+    def compared(self, x: Tensor) -> NDArray[Any]:
+        """See `Inputs`; silos may have the columns in another order, and other categories."""
+        values = x.double().cpu().numpy()
+        columns = {name: values[:, k] for k, name in enumerate(self.numeric)}
+        for k, (name, known) in enumerate(zip(self.categorical, self.vocabularies, strict=True), self.numbers):
+            hashes = [int.from_bytes(blake2b(c.encode(), digest_size=6).digest()) for c in known]
+            columns[name] = np.array([0, *hashes], dtype=np.float64)[values[:, k].astype(np.int64)]
+        return np.stack([columns[name] for name in sorted(columns)], axis=1)
 
     def encode(self, raw: Any) -> Tensor:
         """Return (n, d) float32 for a path, a frame (pandas, polars, Arrow), or a dict of columns."""

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ekiden.base.checks import Count, CountOrZero
 from ekiden.base.errors import UserError
-from ekiden.data.undecoded import Inputs, Raw
+from ekiden.data.cells import is_text
+from ekiden.data.undecoded import Inputs, Raw, Wanted
 
 PAD = 0
 """the token that fills up short texts"""
@@ -63,19 +65,23 @@ class Tokens(Inputs):
         return "text_mean"
 
     @classmethod
-    def assembled(
-        cls,
-        sides: Sequence[Sequence[Raw]],
-        reading: Any,
-        size: int | None,
-        known: Inputs | None,
-        shape: tuple[int, ...],
-    ) -> tuple[list[Tensor], Inputs | None]:
+    def assembled(cls, sides: Sequence[Sequence[Raw]], wanted: Wanted) -> tuple[list[Tensor], Inputs | None]:
         """Make tokens of texts, padded to one length."""
-        made = known if isinstance(known, Tokens) else tokens_for(reading.tokenizer or "words", reading.text_length)
+        reading = wanted.reading
+        made = wanted.known or tokens_for(reading.tokenizer or "words", reading.text_length)
         parts = [[encode(raw.images, made) for raw in side] for side in sides]
         longest = max(part.shape[1] for side in parts for part in side)
         return [torch.cat([made.padded(part, longest) for part in side]) for side in parts], made
+
+    @classmethod
+    def of_cells(cls, table: Any, source: str) -> list[str]:
+        """Return the texts; a missing one is empty."""
+        name, kind = table.column_names[0], table.schema.types[0]
+        if pa.types.is_null(kind):
+            raise UserError(f"column {name!r} of {source} is empty: name the column of texts with --text-column")
+        if not is_text(kind):
+            raise UserError(f"column {name!r} of {source} holds {kind}, not texts: name another with --text-column")
+        return [text or "" for text in table.column(0).to_pylist()]
 
     def takes(self, shape: Sequence[int]) -> str:
         """See `Inputs`."""
