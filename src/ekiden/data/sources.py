@@ -1,7 +1,7 @@
 """Load data sets by name, from the user's own files, or from what several silos hold."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from os import PathLike, fspath
@@ -149,7 +149,14 @@ def load(
         raise UserError(f"size is the side of the images in pixels, 1 or more; it is {size!r}.")
     if isinstance(classes, str):
         raise UserError(f"classes is a list of names, not {classes!r}")
-    loaded = _loaded(name, chosen.without_augment(), size, task, like, classes)
+    asked = _Request("own data", chosen.without_augment(), size, task, like, classes)
+    if frames.is_frame(name) or type(name) is dict:
+        loaded = asked.made(lambda: [hold(name, asked.reading)])
+    elif isinstance(name, str | PathLike):
+        loaded = replace(asked, name=fspath(name)).loaded()
+    else:
+        part = ": give one of its parts, as in data['train']" if isinstance(name, dict) else ""
+        raise UserError(f"load takes a name, a path or a frame, not {type(name).__name__}{part}")
     found = augmented(in_order(loaded, tuple(classes or ())), chosen)
     if like is not None or classes or not isinstance(name, str | PathLike):
         return found
@@ -158,34 +165,83 @@ def load(
     return coming_from(found, Origin(place, size=size, task=task, reading=chosen.located().chosen()))
 
 
-def _loaded(
-    name: str | os.PathLike[str] | Any,
-    how: Reading,
-    size: int | None,
-    task: str,
-    like: Dataset | None,
-    classes: Sequence[str] | None,
-) -> Dataset:
-    if frames.is_frame(name) or type(name) is dict:
-        return assemble([hold(name, how)], how, name="own data", size=size, task=task, like=like, classes=classes)
-    if not isinstance(name, str | os.PathLike):
-        part = ": give one of its parts, as in data['train']" if isinstance(name, dict) else ""
-        raise UserError(f"load takes a name, a path or a frame, not {type(name).__name__}{part}")
-    name = os.fspath(name)
-    if _is_function(name):
-        if how != Reading():
-            raise UserError(f"{name} makes the samples itself: leave out the flags that say how files are read")
-        return meant(_dataset_of(outside.call(name, "ekiden.datasets"), name, size, task), task)
-    spec = NAMED.get(name, Named())
-    size, path = size or spec.size, path_of(name)
-    if path is not None:
-        made = _files([("", path)], name if name in NAMED else path.stem, name, how, size, task, like, spec, classes)
-    elif how.names_columns or how.schema:
-        raise UserError(f"{name} has fixed columns, which cannot be chosen: give local files of it in EKIDEN_DATA")
-    else:
-        pieces, hold_ = _digits() if name == "digits" else _from_hub(name, spec)
-        made = _kept(name, pieces, hold_, name, how, size, task, like, spec, classes)
-    return replace(made, mean=spec.mean, std=spec.std, augment=spec.augment) if name in NAMED else made
+@dataclass(frozen=True)
+class _Request:
+    """What `load` is asked for; see there."""
+
+    name: str
+    reading: Reading
+    size: int | None
+    task: str
+    like: Dataset | None
+    classes: Sequence[str] | None = None
+    spec: Named = field(default_factory=Named)
+
+    def loaded(self) -> Dataset:
+        """Return the data set of this name, or at this path."""
+        if _is_function(self.name):
+            if self.reading != Reading():
+                raise UserError(
+                    f"{self.name} makes the samples itself: leave out the flags that say how files are read"
+                )
+            return meant(
+                _dataset_of(outside.call(self.name, "ekiden.datasets"), self.name, self.size, self.task), self.task
+            )
+        spec, path = NAMED.get(self.name), path_of(self.name)
+        asked = replace(self, spec=spec, size=self.size or spec.size) if spec else self
+        if path is not None:
+            made = asked.files({"": path}, self.name if spec else path.stem)
+        elif self.reading.names_columns or self.reading.schema:
+            raise UserError(
+                f"{self.name} has fixed columns, which cannot be chosen: give local files of it in EKIDEN_DATA"
+            )
+        else:
+            made = asked.kept(self.name, *(_digits() if self.name == "digits" else _from_hub(self.name, asked.spec)))
+        return replace(made, mean=spec.mean, std=spec.std, augment=spec.augment) if spec else made
+
+    def files(self, sources: Mapping[str, Path], stem: str) -> Dataset:
+        """Load the files or folders of each silo."""
+
+        def held() -> list[Holding]:
+            return [hold(path, self.reading, silo, usual=self.spec.columns) for silo, path in sources.items()]
+
+        return self.kept(stem, _contents(sources, self.reading), held)
+
+    def kept(
+        self, stem: str, pieces: Iterable[bytes | memoryview | str | Path], held: Callable[[], list[Holding]]
+    ) -> Dataset:
+        """Assemble what is held, once; then it is in the cache.
+
+        Args:
+            stem: beginning of the name of the cache file.
+            pieces: all that the samples are made of.
+            held: reads it.
+        """
+        if self.like is not None:
+            return self.made(held)
+        spec = (self.spec.columns, self.spec.domains, self.spec.hub)
+        schema = [Path(self.reading.schema).expanduser()] if self.reading.schema else []
+        try:
+            content = cache.key([repr((self.reading, self.size, self.task, self.classes, *spec)), *schema, *pieces])
+        except OSError as error:
+            raise UserError(f"cannot read {error.filename} ({error.strerror}): check that it is there.") from error
+        made = cache.cached(stem, content, lambda: self.made(held))
+        train, test = (replace(part, classes=made.classes) for part in (made.train, made.test))
+        return replace(made, name=self.name, train=train, test=test)
+
+    def made(self, held: Callable[[], list[Holding]]) -> Dataset:
+        """Assemble what is held."""
+        return assemble(
+            held(),
+            self.reading,
+            name=self.name,
+            size=self.size,
+            task=self.task,
+            like=self.like,
+            classes=self.classes,
+            domains=self.spec.domains,
+            doubt=self.spec == Named(),
+        )
 
 
 def join(
@@ -204,73 +260,10 @@ def join(
         UserError: as in `load`; or the silos' data do not go together.
     """
     chosen = reading(columns).like(None if like is None else like.inputs)
-    how = chosen.without_augment()
-    sources = named_silos(paths)
-    made = augmented(_files([*sources.items()], "silos", "silos", how, size, task, like, Named()), chosen)
+    asked, sources = _Request("silos", chosen.without_augment(), size, task, like), named_silos(paths)
+    made = augmented(asked.files(sources, "silos"), chosen)
     origin = Origin(silos=written(sources), size=size, task=task, reading=chosen.located().chosen())
     return made if like is not None else coming_from(made, origin)
-
-
-def _files(
-    sources: Sequence[tuple[str, Path]],
-    stem: str,
-    name: str,
-    how: Reading,
-    size: int | None,
-    task: str,
-    like: Dataset | None,
-    spec: Named,
-    classes: Sequence[str] | None = None,
-) -> Dataset:
-    """Load the files or folders of each silo."""
-
-    def held() -> list[Holding]:
-        return [hold(path, how, silo, usual=spec.columns) for silo, path in sources]
-
-    return _kept(stem, _contents(sources, how), held, name, how, size, task, like, spec, classes)
-
-
-def _kept(
-    stem: str,
-    pieces: Iterable[bytes | memoryview | str | Path],
-    held: Callable[[], list[Holding]],
-    name: str,
-    how: Reading,
-    size: int | None,
-    task: str,
-    like: Dataset | None,
-    spec: Named,
-    classes: Sequence[str] | None,
-) -> Dataset:
-    """Assemble what is held; images are decoded once and then kept.
-
-    Args:
-        stem: beginning of the name of the cache file.
-        pieces: all that the samples are made of.
-        held: reads it.
-        name: name of the data set.
-        how: as in `assemble`.
-        size: as in `assemble`.
-        task: as in `assemble`.
-        like: as in `assemble`.
-        spec: what is known of a named set.
-        classes: as in `assemble`.
-    """
-
-    def build() -> Dataset:
-        named = {"domains": spec.domains, "doubt": spec == Named()}
-        return assemble(held(), how, name=name, size=size, task=task, like=like, classes=classes, **named)  # type: ignore[arg-type]
-
-    if like is not None:
-        return build()
-    try:
-        schema = [Path(how.schema).expanduser()] if how.schema else []
-        content = cache.key([repr((how, size, task, classes, spec.columns, spec.domains, spec.hub)), *schema, *pieces])
-    except OSError as error:
-        raise UserError(f"cannot read {error.filename} ({error.strerror}): check that it is there.") from error
-    made = cache.cached(stem, content, build)
-    train, test = (replace(part, classes=made.classes) for part in (made.train, made.test))
-    return replace(made, name=name, train=train, test=test)
 
 
 def silos(name: str, *, val_fraction: float = 0.1, seed: int = 0) -> FederatedData | None:
@@ -337,9 +330,9 @@ def path_of(name: str) -> Path | None:
     raise UserError(f"{unknown('data set', name, {*NAMED, *there})} There is no file or folder of that name either.")
 
 
-def _contents(sources: Sequence[tuple[str, Path]], how: Reading) -> Iterator[str | Path]:
+def _contents(sources: Mapping[str, Path], how: Reading) -> Iterator[str | Path]:
     """Yield all that samples are made of: the files, and the images that they name."""
-    for silo, path in sources:
+    for silo, path in sources.items():
         parts = [part for part in find(path) if part is not None]
         check_class_folders(parts, kind_of(how))
         for number, part in enumerate(parts):
