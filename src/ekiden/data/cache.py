@@ -6,19 +6,18 @@ Large sets stay there: their images are mapped into memory, so a set larger than
 import contextlib
 import hashlib
 import json
-import os
 import re
-import tempfile
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 from torch import Tensor
 
-from ekiden.base.errors import DataWarning
+from ekiden.base import files
+from ekiden.base.errors import DataWarning, UserError
 from ekiden.data import mapped
 from ekiden.data.kinds import from_json, to_json
 from ekiden.data.mapped import Place
@@ -61,7 +60,7 @@ def cached(name: str, content: str, build: Callable[[], Dataset]) -> Dataset:
             dataset = build()
         said = [str(one.message) for one in seen if issubclass(one.category, DataWarning)]
         found = dataset, said
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, UserError):
             if dataset.inputs.kept:
                 _store(path, dataset, said)
                 if max(part.x.nbytes for part in (dataset.train, dataset.test)) >= mapped.LARGE:
@@ -78,8 +77,8 @@ def cached(name: str, content: str, build: Callable[[], Dataset]) -> Dataset:
 def _store(path: Path, dataset: Dataset, said: Sequence[str]) -> None:
     tensors = {
         f"{part}.{field}": tensor.contiguous()
-        for part, samples in (("train", dataset.train), ("test", dataset.test))
-        for field, tensor in vars(samples).items()
+        for part, samples in (("test", dataset.test), ("train", dataset.train))
+        for field, tensor in sorted(vars(samples).items())
         if isinstance(tensor, Tensor)
     }
     names = {
@@ -91,36 +90,10 @@ def _store(path: Path, dataset: Dataset, said: Sequence[str]) -> None:
         "least": dataset.least,
         "inputs": to_json(dataset.inputs),
         "said": said,
-        "sum": _sum(_pieces(tensors[name]) for name in sorted(tensors)),
+        "sum": _sum(tensors),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(_header(tensors, {"ekiden": json.dumps(names)}))
-            for name in sorted(tensors):
-                file.writelines(_pieces(tensors[name]))
-        os.replace(temporary, path)  # readers see a complete file or none
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _header(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
-    """Return the header of a safetensors file. We write the file in pieces; the library would copy all into memory."""
-    described: dict[str, Any] = {"__metadata__": metadata}
-    at = 0
-    for name in sorted(tensors):
-        size = tensors[name].nbytes
-        shape = list(tensors[name].shape)
-        described[name] = {"dtype": _DTYPES[tensors[name].dtype], "shape": shape, "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(described).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
-
-
-_DTYPES = {torch.uint8: "U8", torch.int64: "I64", torch.float32: "F32", torch.float64: "F64"}
+    files.write(path, files.safetensors_chunks(tensors, {"ekiden": json.dumps(names)}), sync=False)
 
 
 def _load(path: Path) -> tuple[Dataset, list[str]] | None:
@@ -134,31 +107,34 @@ def _load(path: Path) -> tuple[Dataset, list[str]] | None:
             length = int.from_bytes(file.read(8), "little")
             described = json.loads(file.read(length))
             names = json.loads(described.pop("__metadata__")["ekiden"])
-            for name in sorted(described):
-                begin, end = described[name]["data_offsets"]
-                dtype = next(dtype for dtype, text in _DTYPES.items() if text == described[name]["dtype"])
-                shape, at = tuple(described[name]["shape"]), 8 + length + begin
+            for name, about in sorted(described.items()):
+                (begin, end), shape = about["data_offsets"], tuple(about["shape"])
+                dtype = next(dtype for dtype, text in files.DTYPES.items() if text == about["dtype"])
+                large = end - begin >= mapped.LARGE and dtype == torch.uint8
+                data, at = bytearray(), 8 + length + begin
                 file.seek(at)
-                if end - begin < mapped.LARGE or dtype != torch.uint8:
-                    data = file.read(end - begin)
-                    total = zlib.crc32(data, total)
-                    whole = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
-                    tensors[name] = whole.view(shape)
-                    continue
                 for piece in _read(file, end - begin):
                     total = zlib.crc32(piece, total)
-                tensors[name] = Place(path, at, shape).open()
+                    data += b"" if large else piece
+                whole = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+                tensors[name] = Place(path, at, shape).open() if large else whole.view(shape)
         if names["sum"] != total:
             return None
         train, test = (
             Samples(**{k.removeprefix(part): t for k, t in tensors.items() if k.startswith(part)})
             for part in ("train.", "test.")
         )
-        more: dict[str, Any] = {"inputs": from_json(names["inputs"])}
-        more |= {"groups": tuple(names.get("groups", ())), "least": names.get("least", 0)}
-        if "task" in names:
-            more["task"] = task_of(_tuples(names["task"]))
-        dataset = Dataset(names["name"], train, test, tuple(names["classes"]), tuple(names["domains"]), **more)
+        dataset = Dataset(
+            names["name"],
+            train,
+            test,
+            tuple(names["classes"]),
+            tuple(names["domains"]),
+            task=task_of(names["task"]),
+            inputs=from_json(names["inputs"]),
+            groups=tuple(names["groups"]),
+            least=names["least"],
+        )
         return dataset, names["said"]
     except Exception:  # whatever is wrong with it, it can be built from its sources
         return None
@@ -171,21 +147,9 @@ def _read(file: IO[bytes], size: int) -> Iterator[bytes]:
         yield piece
 
 
-def _pieces(tensor: Tensor) -> Iterator[memoryview]:
-    """Yield the bytes of a tensor."""
-    flat = tensor.reshape(-1).view(torch.uint8)
-    for piece in torch.split(flat, _PIECE) if len(flat) else ():
-        yield piece.numpy().data
-
-
-def _tuples(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-
-
-def _sum(tensors: Iterable[Iterable[memoryview]]) -> int:
+def _sum(tensors: Mapping[str, Tensor]) -> int:
     """Return the checksum of all bytes."""
     total = 0
-    for pieces in tensors:
-        for piece in pieces:
-            total = zlib.crc32(piece, total)
+    for tensor in tensors.values():
+        total = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, total)
     return total
