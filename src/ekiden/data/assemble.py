@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -126,18 +126,7 @@ def assemble(
         [[raw for raw, _ in side] for side in sides],
         Wanted(reading, size, known if isinstance(known, raws[0].kind) else None, () if like is None else like.shape),
     )
-    train, held = (
-        Samples(
-            tensor,
-            torch.cat([s.y for _, s in side]),
-            _joined([s.domain for _, s in side]),
-            _joined([s.group for _, s in side]),
-            outputs,
-            _joined([s.subject for _, s in side]),
-            _joined([s.time for _, s in side]),
-        )
-        for tensor, side in zip(x, sides, strict=True)
-    )
+    train, held = (_together(tensor, side, outputs) for tensor, side in zip(x, sides, strict=True))
     if isinstance(chosen, LanguageModelling) and not raws[0].given:
         tokens = cast(Tokens, kind)
         chosen = replace(chosen, vocabulary=tokens.vocabulary)
@@ -256,6 +245,10 @@ def _held_out(sources: Sequence[_Piece], task: Task) -> list[list[_Piece]]:
     ]
 
 
-def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
-    given = [part for part in parts if part is not None]
-    return torch.cat(given) if len(given) == len(parts) else None
+def _together(x: Tensor, side: Sequence[_Piece], classes: tuple[str, ...]) -> Samples:
+    """Return the encoded samples `x` of one side, with their labels and owners."""
+    each = {name: [getattr(s, name) for _, s in side] for name in ("y", "domain", "group", "subject", "time")}
+    whole: dict[str, Any] = {
+        k: None if any(v is None for v in parts) else torch.cat(parts) for k, parts in each.items()
+    }
+    return Samples(x, classes=classes, **whole)

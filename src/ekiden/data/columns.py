@@ -353,7 +353,9 @@ def _names_of(table: Any, name: str, source: str, cells: Cells) -> NDArray[Any]:
     """Return groups or domains: integers or names. Whole numbers that are stored as floats count as integers."""
     column = table[name]
     if pa.types.is_integer(column.type) and not column.null_count:
-        return _values(table, name, source)  # the file may name them
+        return np.array(
+            column.to_numpy(), dtype=np.int64
+        )  # a copy, as Arrow's memory is read-only; the file may name them
     names = cells.names(name)
     if names.null_count:
         row = names.is_null().to_pylist().index(True)
@@ -364,20 +366,6 @@ def _names_of(table: Any, name: str, source: str, cells: Cells) -> NDArray[Any]:
             raise UserError(f"column {name!r} of {source} holds fractions: it must hold integers or names (strings).")
         return found.astype(np.int64)
     return found
-
-
-def _values(table: Any, name: str, source: str) -> NDArray[Any]:
-    column = table[name]
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if column.null_count:
-        row = column.is_null().to_pylist().index(True)
-        raise UserError(f"column {name!r} of {source} has no value in {row_text(row)}: give every row one.")
-    if pa.types.is_integer(column.type):
-        return np.array(column.to_numpy(), dtype=np.int64)  # a copy, as Arrow's memory is read-only
-    if is_text(column.type):
-        return np.array(column.to_pylist(), dtype=np.str_)
-    raise UserError(f"column {name!r} of {source} holds {column.type}: it must hold integers or names (strings).")
 
 
 def _names(table: Any, column: str, key: bytes) -> tuple[str, ...]:

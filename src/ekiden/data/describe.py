@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
 from textwrap import fill
@@ -23,7 +22,9 @@ from ekiden.base.errors import counted
 from ekiden.base.files import disk_error
 from ekiden.base.outside import require_extra
 from ekiden.data.columns import Reading
+from ekiden.data.doubts import fingerprints
 from ekiden.data.holdings import hold
+from ekiden.data.kinds import Images
 from ekiden.data.kinds import Table as Rows
 from ekiden.data.samples import Dataset, FederatedData
 from ekiden.data.sources import NAMED, Named, load
@@ -289,12 +290,8 @@ def describe(name: str) -> str:
 
 def shared(train: Tensor, test: Tensor) -> int:
     """Return how many of the test images equal a training image, pixel by pixel."""
-    known = {_digest(image) for image in train}
-    return sum(_digest(image) in known for image in test)
-
-
-def _digest(image: Tensor) -> bytes:
-    return blake2b(image.numpy().tobytes(), digest_size=16).digest()
+    known = set(fingerprints(train, Images(), b""))
+    return sum(image in known for image in fingerprints(test, Images(), b""))
 
 
 def _encoding(parts: Iterable[Raw]) -> str:

@@ -16,8 +16,6 @@ from ekiden.base.errors import UserError, row_text
 from ekiden.data import frames, holdings
 from ekiden.data.kinds import Images, Inputs, Table, Tokens, arrays
 from ekiden.data.kinds.images import Notes
-from ekiden.data.kinds.tables import encode
-from ekiden.data.kinds.tables import rows as rows_of
 from ekiden.data.origin import said_in
 from ekiden.data.raster import split
 from ekiden.data.sources import NAMED
@@ -170,7 +168,7 @@ class SampleReader:
             _check_columns(table.column_names, [*self.inputs.numeric, *self.inputs.categorical], file)
             whole = self.inputs.read(table, str(file))
             for rows in np.split(np.arange(len(whole)), range(self.batch, len(whole), self.batch)):
-                x = encode(*rows_of(whole.taken(rows), self.inputs), self.inputs)
+                x = self.inputs.encode(whole.taken(rows))
                 yield Batch([str(file)] * len(x), rows.tolist(), x)
             return
         for part in _parts(file, self.batch, self._wants()):

@@ -89,7 +89,7 @@ class Table(Inputs):
         if wanted.size:
             raise UserError("--size is the side of images, but the data are a table: leave it out")
         if known:
-            return [torch.cat([encode(*rows(raw, known), known) for raw in side]) for side in sides], known
+            return [torch.cat([known.encode(raw) for raw in side]) for side in sides], known
         table, tensors = unscaled([raw for side in sides for raw in side], wanted.reading.missing)
         cut = len(sides[0])
         return [torch.cat(tensors[:cut]), torch.cat(tensors[cut:])], table
@@ -114,8 +114,23 @@ class Table(Inputs):
         return np.stack([columns[name] for name in sorted(columns)], axis=1)
 
     def encode(self, raw: Any) -> Tensor:
-        """Return (n, d) float32 for a path, a frame (pandas, polars, Arrow), or a dict of columns."""
-        return encode(*rows(self.read(frames.arrow(raw, "the table given"), "the table given"), self), self)
+        """Return (n, d) float32 for a path, a frame (pandas, polars, Arrow), a dict of columns, or what `read` gave."""
+        part = raw if isinstance(raw, Raw) else self.read(frames.arrow(raw, "the table given"), "the table given")
+        return self.scaled(*rows(part, self))
+
+    def scaled(self, numbers: Numbers, names: Sequence[Names]) -> Tensor:
+        """Return (n, d) float32 rows.
+
+        Args:
+            numbers: (n, numeric) unscaled values, NaN if one is missing.
+            names: (n,) for each categorical column, "" if one is missing.
+        """
+        centre, scale = np.array(self.centre), np.array(self.scale)
+        scaled = np.nan_to_num((numbers - centre) / scale) if self.numeric else numbers
+        gaps = np.isnan(numbers[:, [self.numeric.index(name) for name in self.gaps]])
+        codes = [_codes(column, known) for column, known in zip(names, self.vocabularies, strict=True)]
+        parts = [scaled, gaps.astype(np.float64), *(c[:, None] for c in codes)]
+        return torch.from_numpy(np.concatenate(parts, axis=1).astype(np.float32))
 
     def read(self, frame: Any, source: str) -> Raw:
         """Return an Arrow table as rows of these columns, which are not encoded yet."""
@@ -126,28 +141,12 @@ class Table(Inputs):
         return Raw(source, read, np.zeros(len(frame)), kind=Table)
 
 
-def encode(numbers: Numbers, names: Sequence[Names], table: Table) -> Tensor:
-    """Return (n, d) float32 rows.
-
-    Args:
-        numbers: (n, numeric) unscaled values, NaN if one is missing.
-        names: (n,) for each categorical column, "" if one is missing.
-        table: what the silos agreed on.
-    """
-    centre, scale = np.array(table.centre), np.array(table.scale)
-    scaled = np.nan_to_num((numbers - centre) / scale) if table.numeric else numbers
-    gaps = np.isnan(numbers[:, [table.numeric.index(name) for name in table.gaps]])
-    codes = [_codes(column, known) for column, known in zip(names, table.vocabularies, strict=True)]
-    parts = [scaled, gaps.astype(np.float64), *(c[:, None] for c in codes)]
-    return torch.from_numpy(np.concatenate(parts, axis=1).astype(np.float32))
-
-
 def encode_again(x: Tensor, before: Table, after: Table) -> Tensor:
     """Return unscaled rows (n, d) float64 as scaled rows."""
     rows, n = x.numpy(), len(before.numeric)
     known = [np.array(["", *names], dtype=np.str_) for names in before.vocabularies]
     names = [known[k][rows[:, n + k].astype(np.int64)] for k in range(len(known))]
-    return encode(rows[:, :n], names, after)
+    return after.scaled(rows[:, :n], names)
 
 
 def unscaled(raws: Sequence[Raw], missing: Sequence[str] = ()) -> tuple[Table, list[Tensor]]:

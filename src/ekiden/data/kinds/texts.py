@@ -52,8 +52,24 @@ class Tokens(Inputs):
     pad: CountOrZero = PAD
 
     def encode(self, raw: Any) -> Tensor:
-        """Return (n, L) int64 for a list of texts; L is the length of the longest one."""
-        return encode(list(raw), self)
+        """Return (n, L) int64 for texts; L is the length of the longest one, at most `length`."""
+        texts: list[str] = list(raw)
+        if self.tokenizer == "words":
+            each: list[Sequence[int]] = [
+                [_word(w, self.vocabulary) for w in _WORD.findall(text.lower())[: self.length]] for text in texts
+            ]
+        else:
+            made, digest = _loaded(self.tokenizer)
+            if digest != self.digest:
+                raise UserError(f"{self.tokenizer} holds another tokenizer than the data were read with: put it back")
+            made.no_padding()
+            made.enable_truncation(self.length)
+            each = [found.ids for found in made.encode_batch(texts)]
+        longest = max(1, *map(len, each)) if each else 1
+        out = np.full((len(each), longest), self.pad, dtype=np.int64)
+        for row, ids in enumerate(each):
+            out[row, : len(ids)] = ids
+        return torch.from_numpy(out)
 
     @property
     def continuous(self) -> bool:
@@ -69,7 +85,7 @@ class Tokens(Inputs):
         """Make tokens of texts, padded to one length."""
         reading = wanted.reading
         made = wanted.known or tokens_for(reading.tokenizer or "words", reading.text_length)
-        parts = [[encode(raw.images, made) for raw in side] for side in sides]
+        parts = [[made.encode(raw.images) for raw in side] for side in sides]
         longest = max(part.shape[1] for side in parts for part in side)
         return [torch.cat([made.padded(part, longest) for part in side]) for side in parts], made
 
@@ -117,26 +133,6 @@ def tokens_for(tokenizer: str, length: int) -> Tokens:
     made, digest = _loaded(tokenizer)
     pad = made.token_to_id(_pad(made)) if _pad(made) else None
     return Tokens(str(Path(tokenizer).absolute()), made.get_vocab_size(), length, digest, PAD if pad is None else pad)
-
-
-def encode(texts: Sequence[str], tokens: Tokens) -> Tensor:
-    """Return (n, L) int64; L is the length of the longest text, at most `tokens.length`."""
-    if tokens.tokenizer == "words":
-        each: list[Sequence[int]] = [
-            [_word(w, tokens.vocabulary) for w in _WORD.findall(text.lower())[: tokens.length]] for text in texts
-        ]
-    else:
-        made, digest = _loaded(tokens.tokenizer)
-        if digest != tokens.digest:
-            raise UserError(f"{tokens.tokenizer} holds another tokenizer than the data were read with: put it back")
-        made.no_padding()
-        made.enable_truncation(tokens.length)
-        each = [found.ids for found in made.encode_batch(list(texts))]
-    longest = max(1, *map(len, each)) if each else 1
-    out = np.full((len(each), longest), tokens.pad, dtype=np.int64)
-    for row, ids in enumerate(each):
-        out[row, : len(ids)] = ids
-    return torch.from_numpy(out)
 
 
 def decode(ids: Sequence[int], tokens: Tokens) -> list[str] | None:
