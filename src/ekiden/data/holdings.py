@@ -398,40 +398,35 @@ def _pair(folder: Path, reading: Reading) -> Raw | None:
 
 
 def _of_arrays(found: dict[str, NDArray[Any]], source: str, reading: Reading) -> Raw:
-    sample, label = reading.array_column or "x", (*reading.label_column, *("y", "label") * (not reading.label_column))
-    labels = [name for name in label if name in found]
-    for what, name, there in (
-        ("samples (--array-column)", sample, sample in found),
-        ("labels (--label-column)", label[0], bool(labels)),
-    ):
-        if not there:
-            raise UserError(f"{source} has no array {name!r} of {what}: it has {', '.join(found)}")
-    y = found[labels[0]]
+    """Take samples, labels and owners out of arrays, by their names."""
+    sample, labels = reading.array_column or "x", reading.label_column or ("y", "label")
+    label = next((name for name in labels if name in found), labels[0])
+    named = (reading.group_column, reading.domain_column, reading.subject_column, reading.time_column)
+    wanted = {sample: " of samples (--array-column)", label: " of labels (--label-column)"}
+    for name in (sample, label, *filter(None, named)):
+        if name not in found:
+            raise UserError(f"{source} has no array {name!r}{wanted.get(name, '')}: it has {', '.join(found)}")
+    x, y = found[sample], found[label]
     if y.dtype.kind in "SO":
         raise UserError(f"labels in {source} are {y.dtype}: write them as integers, numbers or str")
     y = y.astype(np.int64) if y.dtype.kind in "iub" else y.astype(np.float64) if y.dtype.kind == "f" else y
-    for name in (reading.group_column, reading.domain_column, reading.subject_column, reading.time_column):
-        if name and name not in found:
-            raise UserError(f"{source} has no array {name!r}: it has {', '.join(found)}")
-    x = found[sample]
-    owners = [reading.group_column or "group", reading.domain_column or "domain"]
-    group, domain = (found.get(name) for name in owners)
-    subject, time = (found.get(name) for name in (reading.subject_column, reading.time_column))
-    whole = ((labels[0], y), (owners[0], group), (owners[1], domain))
-    for name, array in (*whole, (reading.subject_column, subject), (reading.time_column, time)):
-        if array is not None and len(array) != len(x):
-            raise UserError(f"{source} holds {len(x)} samples and {len(array)} values in {name!r}: give one for each")
+    owners = [name or usual for name, usual in zip(named, ("group", "domain", "", ""), strict=True)]
+    for name in (label, *owners):
+        if name in found and len(found[name]) != len(x):
+            raise UserError(
+                f"{source} holds {len(x)} samples and {len(found[name])} values in {name!r}: give one for each"
+            )
+    group, domain, subject, time = (found.get(name) for name in owners)
     pictures = x.dtype == np.uint8 and x.ndim in (3, 4)
-    given_x = torch.from_numpy(np.array(x)) if pictures else arrays.encode(x, source)
-    x = arrays.noticed(given_x, source).numpy()
+    given = torch.from_numpy(np.array(x)) if pictures else arrays.encode(x, source)
     return Raw(
         source,
-        x,
+        arrays.noticed(given, source).numpy(),
         y.astype(np.float64) if y.ndim == 2 else y,
         domain,
         group,
         kind=arrays.Arrays,
-        targets=(labels[0],),
+        targets=(label,),
         subject=None if subject is None else _names(subject),
         time=None if time is None else _times(time, reading.time_column, source),
     )

@@ -331,8 +331,9 @@ def told_by(client: ClientData, dataset: Dataset) -> ColumnSums:
         y = client.train.y
         columns = y[:, None] if y.ndim == 1 else y
         targets = {name: columns[:, k] for k, name in enumerate(dataset.classes)}
-    table = dataset.inputs if isinstance(dataset.inputs, Table) else Table((), ())
-    rows = client.train.x if isinstance(dataset.inputs, Table) else torch.empty(len(client.train), 0)
+    table, rows = Table(), torch.empty(len(client.train), 0)
+    if isinstance(dataset.inputs, Table):
+        table, rows = dataset.inputs, client.train.x
     classes: dict[str, int] = {}
     if isinstance(dataset.task, Classification):
         counts = client.train.class_counts(len(dataset.classes)).tolist()
