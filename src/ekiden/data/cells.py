@@ -13,11 +13,10 @@ from math import isnan
 from typing import Any, Literal, NoReturn
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ekiden.base.errors import DataWarning, UserError, row_text
+from ekiden.base.outside import pa, pc
 from ekiden.data.dates import DAY, ISO, LIKE, LOST, Date, date_of, iso, microseconds, stamps_of
 
 NULLS = ("", "NA", "N/A", "#N/A", "#NA", "<NA>", "n/a", "NaN", "nan", "NaT", "NULL", "null", "?", ".")

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ekiden.base import outside
 from ekiden.base.checks import Checked, Count, CountOrZero, Range, made
 from ekiden.base.errors import UserError, counted, row_text, unknown
+from ekiden.base.outside import pa, pc
 from ekiden.data import schema as schemas
 from ekiden.data.augment import Augment
 from ekiden.data.cells import Cells, Writing, is_text

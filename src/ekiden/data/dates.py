@@ -7,10 +7,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from ekiden.base.errors import UserError
+from ekiden.base.outside import pa
 
 ISO = "YYYY-MM-DD"
 LIKE = r"^(\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|\d{1,2}[ .-]+[A-Za-z]{3}|[A-Za-z]{3,9}[ .]+\d{1,2},? )"

@@ -9,12 +9,11 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
 from ekiden.base.errors import DataWarning, counted
+from ekiden.base.outside import pa, pc
 from ekiden.data.cells import DATE, is_text
 from ekiden.data.kinds import Inputs
 from ekiden.data.samples import Dataset, Samples

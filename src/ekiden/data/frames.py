@@ -7,12 +7,8 @@ from csv import reader
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.feather
-import pyarrow.parquet as pq
-from pyarrow import csv
-
 from ekiden.base.errors import DataWarning, UserError
+from ekiden.base.outside import csv, feather, pa, pq
 from ekiden.data.cells import DELIMITER
 
 SUFFIXES = (".parquet", ".csv", ".tsv", ".feather", ".arrow")
@@ -90,7 +86,7 @@ def _file(path: Path) -> Any:
         if suffix == ".parquet":
             return _without_index(pq.read_table(path, partitioning=None))
         if suffix in (".feather", ".arrow"):
-            return _without_index(pyarrow.feather.read_table(path))
+            return _without_index(feather.read_table(path))
         return _text(path)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if "invalid UTF8" in str(error):

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from ekiden.base.errors import UserError, counted, row_text
+from ekiden.base.outside import pa, pq
 from ekiden.data import columns, frames, medical, raster
 from ekiden.data import schema as schemas
 from ekiden.data.cells import TIMES, Cells, Writing

@@ -11,8 +11,6 @@ from math import inf, log10, sqrt
 from statistics import median
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ekiden.base.errors import DataWarning, UserError
 from ekiden.data.kinds import Inputs, Table
@@ -212,32 +210,6 @@ class ColumnSums:
         return found.mean, found.deviation
 
 
-def sums(x: Tensor, table: Table, least: int, targets: Mapping[str, Tensor]) -> ColumnSums:
-    """Add up training rows.
-
-    Args:
-        x: (n, d) float64 rows that are not scaled yet.
-        table: their columns.
-        least: smallest number of rows that is reported.
-        targets: (n,) numbers to predict, by name.
-    """
-    rows = x.numpy()
-    moments, missing = {}, {}
-    for place, name in enumerate(table.numeric):
-        column = rows[:, place]
-        present = column[~np.isnan(column)]
-        gaps = len(column) - len(present)
-        moments[name] = _told(present, least, f"column {name!r}")
-        missing[name] = gaps if gaps >= least else 0
-    for name, y in targets.items():
-        moments[target(name)] = _told(y.double().numpy(), least, f"the label {name!r}")
-    categories = {}
-    for place, (name, known) in enumerate(zip(table.categorical, table.vocabularies, strict=True)):
-        counts = np.bincount(rows[:, len(table.numeric) + place].astype(np.int64), minlength=len(known) + 1)
-        categories[name] = {known[code - 1]: int(n) for code, n in enumerate(counts) if code and n >= least}
-    return ColumnSums(moments, missing, categories, table.dates, table.missing)
-
-
 def target(name: str) -> str:
     """Return a target's name among the sums, which no column has."""
     return f"target: {name}"
@@ -287,15 +259,38 @@ def target_scales(told: Sequence[ColumnSums]) -> dict[str, tuple[float, float]]:
     return found
 
 
-def _told(values: Numbers, least: int, what: str) -> ColumnMoments:
-    return ColumnMoments.of(values, what) if len(values) >= least else ColumnMoments()
-
-
 def _counted(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
     total: Counter[str] = Counter()
     for one in counts:
         total.update(one)
     return dict(total)
+
+
+def told_by(client: ClientData, dataset: Dataset) -> ColumnSums:
+    """Return what a client reports about its training rows, which are not scaled yet."""
+    least, moments, missing, categories = dataset.least, {}, {}, {}
+
+    def told(values: Numbers, what: str) -> ColumnMoments:
+        return ColumnMoments.of(values, what) if len(values) >= least else ColumnMoments()
+
+    table = dataset.inputs if isinstance(dataset.inputs, Table) else Table()
+    rows = client.train.x.numpy() if table.kind == dataset.inputs.kind else np.empty((len(client.train), 0))
+    for place, name in enumerate(table.numeric):
+        present = rows[~np.isnan(rows[:, place]), place]
+        gaps = len(rows) - len(present)
+        moments[name] = told(present, f"column {name!r}")
+        missing[name] = gaps if gaps >= least else 0
+    for place, (name, known) in enumerate(zip(table.categorical, table.vocabularies, strict=True), len(table.numeric)):
+        counts = np.bincount(rows[:, place].astype(np.int64), minlength=len(known) + 1)
+        categories[name] = {known[code - 1]: int(n) for code, n in enumerate(counts) if code and n >= least}
+    if isinstance(dataset.task, Regression):
+        y = client.train.y.double().numpy().reshape(len(rows), -1)
+        moments |= {target(n): told(y[:, k], f"the label {n!r}") for k, n in enumerate(dataset.classes)}
+    classes: dict[str, int] = {}
+    if isinstance(dataset.task, Classification):
+        held = client.train.class_counts(len(dataset.classes)).tolist()
+        classes = {name: n for name, n in zip(dataset.classes, held, strict=True) if n >= least}
+    return ColumnSums(moments, missing, categories, table.dates, table.missing, client.name, classes)
 
 
 def agreed(fed: FederatedData) -> FederatedData:
@@ -309,7 +304,11 @@ def agreed(fed: FederatedData) -> FederatedData:
     check_units(told)
     table = fed.dataset.inputs
     after = agree(table, told) if isinstance(table, Table) else table
-    return scaled(fed, after, scaled_task(fed.dataset.task, fed.dataset.classes, told))
+    task = fed.dataset.task
+    if isinstance(task, Regression):
+        mean, std = zip(*map(target_scales(told).__getitem__, fed.dataset.classes), strict=True)
+        task = replace(task, mean=mean, std=std)
+    return scaled(fed, after, task)
 
 
 def check_units(told: Sequence[ColumnSums]) -> None:
@@ -322,31 +321,6 @@ def _shown(name: str) -> str:
     """Return a column or target as messages name it."""
     plain = name.removeprefix(target(""))
     return f"column {name!r}" if plain == name else f"target {plain!r}"
-
-
-def told_by(client: ClientData, dataset: Dataset) -> ColumnSums:
-    """Return what a client reports about its training rows."""
-    targets: dict[str, Tensor] = {}
-    if isinstance(dataset.task, Regression):
-        y = client.train.y
-        columns = y[:, None] if y.ndim == 1 else y
-        targets = {name: columns[:, k] for k, name in enumerate(dataset.classes)}
-    table, rows = Table(), torch.empty(len(client.train), 0)
-    if isinstance(dataset.inputs, Table):
-        table, rows = dataset.inputs, client.train.x
-    classes: dict[str, int] = {}
-    if isinstance(dataset.task, Classification):
-        counts = client.train.class_counts(len(dataset.classes)).tolist()
-        classes = {name: n for name, n in zip(dataset.classes, counts, strict=True) if n >= dataset.least}
-    return replace(sums(rows, table, dataset.least, targets), silo=client.name, classes=classes)
-
-
-def scaled_task(task: Task, names: Sequence[str], told: Sequence[ColumnSums]) -> Task:
-    """Return the task; a regression gets the targets' scale."""
-    if not isinstance(task, Regression):
-        return task
-    scales = target_scales(told)
-    return replace(task, mean=tuple(scales[name][0] for name in names), std=tuple(scales[name][1] for name in names))
 
 
 def scaled(fed: FederatedData, after: Inputs, task: Task) -> FederatedData:

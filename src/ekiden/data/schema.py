@@ -30,12 +30,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ekiden.base.checks import Checked, made, plain
 from ekiden.base.errors import PrivateError, UserError, at, counted, row_text, unknown
+from ekiden.base.outside import pa, pc
 from ekiden.data.cells import DATE, Cells, Writing
 from ekiden.data.undecoded import Raw
 

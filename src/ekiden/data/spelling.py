@@ -8,10 +8,9 @@ from dataclasses import replace
 from typing import Literal
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from ekiden.base.errors import DataWarning, UserError
+from ekiden.base.outside import pa, pc
 from ekiden.data.cells import is_text
 from ekiden.data.kinds import Inputs, Table
 from ekiden.data.undecoded import Raw, natural

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.base.errors import UserError, row_text
+from ekiden.base.outside import pa, pq
 from ekiden.data import frames, holdings
 from ekiden.data.kinds import Images, Inputs, Table, Tokens, arrays
 from ekiden.data.kinds.images import Notes

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch import Tensor
 
 from ekiden.base.errors import UserError
+from ekiden.base.outside import pa
 from ekiden.data.kinds import Images, Table, Tokens
 from ekiden.engine.folder import read_config
 from ekiden.results.model import LoadedModel

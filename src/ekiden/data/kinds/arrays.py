@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.base.errors import DataWarning, UserError, row_text
+from ekiden.base.outside import pa
 from ekiden.data.undecoded import Inputs, Raw, Wanted, joined
 
 SHORTEST = 16

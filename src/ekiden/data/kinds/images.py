@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from ekiden.base.checks import CountOrZero
 from ekiden.base.errors import DataWarning, UserError, counted, row_text
+from ekiden.base.outside import pa
 from ekiden.data import frames, mapped, medical, raster
 from ekiden.data.cells import is_text
 from ekiden.data.kinds import arrays

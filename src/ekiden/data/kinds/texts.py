@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ekiden.base.checks import Count, CountOrZero
 from ekiden.base.errors import UserError
+from ekiden.base.outside import pa
 from ekiden.data.cells import is_text
 from ekiden.data.undecoded import Inputs, Raw, Wanted
 
