@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from ekiden import Hardware, federate, models, run
 from ekiden.engine.federation import Fed
 from ekiden.methods import DENSE, MAEcho
+from ekiden.methods.one_shot.blocks.curvature import projectors
 from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel
-from ekiden.methods.one_shot.blocks.projectors import projectors
 from ekiden.methods.one_shot.ma_echo import Contribution
 from ekiden.methods.one_shot.ot_fusion import align, transport
 from ekiden.training.network import Network

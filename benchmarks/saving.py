@@ -13,7 +13,7 @@ from ekiden.engine import folder as run_folder
 from ekiden.engine import store
 from ekiden.methods import FedELMY, FedSeq
 from ekiden.runs.plan import Plan
-from ekiden.transports.local import simulation
+from ekiden.transports import local
 
 PLACES = [
     (run_folder.RunFolder, "save"),
@@ -24,7 +24,7 @@ PLACES = [
     (store.Store, "settle"),
     (store.FolderJournal, "save"),
     (store.FolderJournal, "load"),
-    (simulation, "_digest"),
+    (local, "_digest"),
 ]
 
 

@@ -22,7 +22,7 @@ from mkdocs.utils import get_relative_url
 
 import ekiden
 from ekiden.base.checks import Range, hints_of
-from ekiden.cli.helping import flags
+from ekiden.cli.flags import flags
 from ekiden.cli.listing import ends_with, moves
 from ekiden.engine.method import Method
 from ekiden.methods import METHODS

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ekiden.cli import app
-from ekiden.conformance.toy import Tiny
-from ekiden.conformance.toy import blobs as make_blobs
+from ekiden.conformance.small_runs import Tiny
+from ekiden.conformance.small_runs import blobs as make_blobs
 from ekiden.data import FederatedData
 from tests.warm import warm_processes
 

@@ -23,7 +23,7 @@ from ekiden.engine.method import Method
 from ekiden.engine.store import load
 from ekiden.engine.worker import Client, Setup, Worker
 from ekiden.methods import FedAvg, FedGram, FedKrylov, FedSeq, among, with_lap
-from ekiden.methods.exact.fedgram.handed import Summing
+from ekiden.methods.exact.fedgram import Summing
 from ekiden.reporting.runs import collect
 from ekiden.results.result import Result
 from ekiden.runs.summary import comparison, summarise

@@ -42,7 +42,7 @@ def warm_processes() -> Iterator[None]:
     """Let the product make its processes so. Tests that start a script, or `ekiden` by its name, have it as it is."""
     multiprocessing.set_forkserver_preload(["ekiden.cli.runs", "ekiden.cli.app", "pytest", "sklearn.datasets"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ekiden.transports.local.processes.SpawnProcess", WarmProcess)
+        patch.setattr("ekiden.transports.local.SpawnProcess", WarmProcess)
         patch.setattr("ekiden.runs.launch.get_context", lambda method: WarmContext())
         yield
 

@@ -13,10 +13,9 @@ if TYPE_CHECKING:
     from ekiden.data import Dataset, FederatedData, federate, load, split
     from ekiden.data.augment import Augment
     from ekiden.methods import *  # noqa: F403
-    from ekiden.results.model import LoadedModel
-    from ekiden.results.result import Result
+    from ekiden.results.result import LoadedModel, Result
     from ekiden.serving.loading import load_model, open_run
-    from ekiden.serving.revision import forget, join
+    from ekiden.serving.reruns import forget, join
     from ekiden.studies import Study, study
 
 _WHERE = {

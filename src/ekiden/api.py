@@ -35,12 +35,10 @@ from ekiden.engine.transport import Transport
 from ekiden.engine.worker import Setup, Watch, Worker
 from ekiden.methods import check_needs
 from ekiden.results import tracking
-from ekiden.results.progress import bar, measured
 from ekiden.results.result import Result
+from ekiden.results.tracking import bar, measured
 from ekiden.transports.base import MakesTransport, Start
-from ekiden.transports.local.in_process import InProcess
-from ekiden.transports.local.processes import Processes, refuse_within_worker
-from ekiden.transports.local.simulation import Executor, Simulation
+from ekiden.transports.local import Executor, InProcess, Processes, Simulation, refuse_within_worker
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -17,8 +17,7 @@ from ekiden.engine.drive import Row
 from ekiden.engine.folder import read_config
 from ekiden.engine.setup import check_same_data
 from ekiden.methods import method_of
-from ekiden.results.model import ModelSource
-from ekiden.results.result import Result
+from ekiden.results.result import ModelSource, Result
 from ekiden.runs import summary
 from ekiden.runs.plan import federation_in, in_memory, plan_in, rerun
 from ekiden.serving.loading import open_run

@@ -19,9 +19,8 @@ from ekiden.base.outside import require_extra
 from ekiden.base.settings import Hardware, Training
 from ekiden.data.samples import FederatedData
 from ekiden.engine.method import Method
-from ekiden.results.model import task_in
-from ekiden.results.progress import Advance, bar
-from ekiden.results.result import Result, flat
+from ekiden.results.result import Result, flat, task_in
+from ekiden.results.tracking import Advance, bar
 from ekiden.runs.summary import spread
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 
 from ekiden import FederatedData, UserError, conformance, run
 from ekiden.base import outside
-from ekiden.cli import skeleton
+from ekiden.cli import own
 from ekiden.conformance import CHECKS, Check, Finding, check, line
 from ekiden.methods import method_named
 from tests.conformance.ridge import Ridge
@@ -321,7 +321,7 @@ def test_a_new_method_runs_and_keeps_the_contract(folder: Path, command: Command
 
 
 def test_the_test_of_a_new_method_passes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    skeleton.write(folder, "QuickSeq")
+    own.write(folder, "QuickSeq")
     monkeypatch.syspath_prepend(str(folder))
     names: dict[str, object] = {"__name__": "test_quick_seq"}
     exec(compile((folder / "test_quick_seq.py").read_text(), "test_quick_seq.py", "exec"), names)
@@ -337,7 +337,7 @@ def test_the_test_of_a_new_method_passes(folder: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("name", ["torch", "class", "3d", "a b", "../x", "half.seq", "é"])
 def test_names_that_no_file_can_have(name: str, folder: Path) -> None:
     with pytest.raises(UserError, match="choose a"):
-        skeleton.write(folder, name)
+        own.write(folder, name)
     assert not list(folder.glob("*.py"))
 
 

@@ -13,9 +13,8 @@ from torch import nn
 
 from ekiden import FederatedData, Training, conformance, run
 from ekiden.conformance import Subject
-from ekiden.conformance.subject import files, same
-from ekiden.conformance.subject import settings as small_settings
-from ekiden.conformance.watching import watched, watched_fits
+from ekiden.conformance.small_runs import files, same, watched, watched_fits
+from ekiden.conformance.small_runs import settings as small_settings
 from ekiden.engine.drive import outline
 from ekiden.engine.method import INITIAL, Method
 from ekiden.engine.transport import live_refs

@@ -8,7 +8,7 @@ from torch import nn
 
 from ekiden import FederatedData, run
 from ekiden.base.errors import UserError
-from ekiden.conformance.subject import settings
+from ekiden.conformance.small_runs import settings
 from ekiden.data.tasks import Classification
 from ekiden.engine.method import Method, Size
 from ekiden.engine.networks import GivenNetwork, Prepared, of_method

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ekiden import FederatedData, Hardware, Training, run
 from ekiden.base.files import safetensors_chunks
 from ekiden.cli.app import main
-from ekiden.conformance.subject import files, same
+from ekiden.conformance.small_runs import files, same
 from ekiden.data import federate
 from ekiden.data.augment import Augment
 from ekiden.engine.method import Method

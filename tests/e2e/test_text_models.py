@@ -85,7 +85,7 @@ def test_a_causal_model_is_trained_and_foresees_texts(place: Path, command: Comm
         task="language-modelling",
         tokenizer="models/gpt",
     )
-    from ekiden.serving.answers import Answers
+    from ekiden.serving.predictions import Answers
 
     columns = Answers(model)(data.test.x)
     total = sum(n * loss for n, loss in zip(columns["tokens"], columns["loss"], strict=True))

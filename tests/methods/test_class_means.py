@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ekiden import UserError
-from ekiden.methods.chain.fedtasuki.class_means import ClassInputs, mean_shape, measure, size
+from ekiden.methods.chain.fedtasuki.statistics import ClassInputs, mean_shape, measure_means, size_of_means
 
 
 def means(x: Tensor, y: Tensor, classes: int = 3) -> ClassInputs:
-    return measure([(x[:2], y[:2]), (x[2:], y[2:])], classes, tuple(x.shape[1:]))
+    return measure_means([(x[:2], y[:2]), (x[2:], y[2:])], classes, tuple(x.shape[1:]))
 
 
 def test_means_of_samples() -> None:
@@ -23,7 +23,7 @@ def test_means_of_samples() -> None:
 
 def test_images_are_averaged_over_the_cells_of_a_grid() -> None:
     x = torch.arange(16.0).view(1, 1, 4, 4)
-    found = measure([(x, torch.tensor([1]))], 2, (1, 2, 2))
+    found = measure_means([(x, torch.tensor([1]))], 2, (1, 2, 2))
     assert found.means[1].flatten().tolist() == [2.5, 4.5, 10.5, 12.5]
 
 
@@ -72,15 +72,15 @@ def test_other_samples_than_images_move_too() -> None:
 def test_means_are_as_fine_as_fits(classes: int, shape: tuple[int, ...], model: int, wanted: tuple[int, ...]) -> None:
     found = mean_shape(classes, shape, model)
     assert found == wanted
-    assert size(classes, found) <= 0.025 * model
+    assert size_of_means(classes, found) <= 0.025 * model
 
 
 def test_means_leave_room_for_statistics() -> None:
-    assert mean_shape(10, (3, 32, 32), 248_024, taken=size(10, (84,))) == (3, 6, 6)
+    assert mean_shape(10, (3, 32, 32), 248_024, taken=size_of_means(10, (84,))) == (3, 6, 6)
 
 
 def test_size_is_that_of_counts_and_means() -> None:
-    assert size(10, (3, 7, 7)) == 8 * 10 + 4 * 10 * 147
+    assert size_of_means(10, (3, 7, 7)) == 8 * 10 + 4 * 10 * 147
 
 
 @pytest.mark.parametrize(("shape", "model"), [((3, 32, 32), 4_000), ((100,), 4_000), ((3, 32, 32), 100)])

@@ -16,8 +16,7 @@ from ekiden import FederatedData, Hardware, Training, UserError, load_model, run
 from ekiden.base import outside
 from ekiden.base.sums import WIDE
 from ekiden.cli.app import main
-from ekiden.conformance.subject import files, same
-from ekiden.conformance.watching import watched
+from ekiden.conformance.small_runs import files, same, watched
 from ekiden.data.tasks import Classification
 from ekiden.engine.drive import outline
 from ekiden.engine.method import Method, Size
@@ -49,7 +48,7 @@ from ekiden.methods.exact.closing import Scales, Totals, refitted, settled, whol
 from ekiden.results.result import Result
 from ekiden.runs.plan import Plan, from_json
 from ekiden.runs.summary import label
-from ekiden.tables import settings
+from ekiden.tables import experiment
 from ekiden.tables.sweep import flat
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
@@ -312,7 +311,7 @@ def test_foreign_scales_are_refused(blobs: FederatedData) -> None:
 
 
 def test_a_plan_knows_the_lap() -> None:
-    made = settings.plan("fedseq+lap", {"epochs": 3})
+    made = experiment.plan_of("fedseq+lap", {"epochs": 3})
     assert made == Plan(with_lap(FedSeq(epochs=3)), hardware=made.hardware)
     assert made != replace(made, method=FedSeq(epochs=3))
     assert from_json(json.loads(json.dumps(made.to_json()))) == made

@@ -19,8 +19,8 @@ from ekiden.engine.networks import of_method
 from ekiden.engine.transport import ClientMissing
 from ekiden.methods import FedGram
 from ekiden.methods.exact.blocks import gaussian_heads as heads
-from ekiden.methods.exact.blocks.feature_room import features_of
-from ekiden.methods.exact.fedgram.handed import Handoff
+from ekiden.methods.exact.blocks.fixed_features import features_of
+from ekiden.methods.exact.fedgram import Handoff
 from ekiden.models import build
 from ekiden.models.split import as_split
 from ekiden.models.whole_features import PatchFeatures, RandomReLU

@@ -15,9 +15,9 @@ from ekiden.data.tasks import Classification, MultiLabel, Regression, Task
 from ekiden.engine.method import Size
 from ekiden.engine.networks import of_method
 from ekiden.methods import FedGram, FedKrylov
-from ekiden.methods.exact.blocks.feature_room import features_of
+from ekiden.methods.exact.blocks.fixed_features import features_of
 from ekiden.methods.exact.blocks.gaussian_heads import GRID
-from ekiden.methods.exact.fedkrylov.handed import (
+from ekiden.methods.exact.fedkrylov.payloads import (
     HeldAnswers,
     Labels,
     Multiplied,

@@ -16,7 +16,7 @@ from ekiden.data.samples import Samples
 from ekiden.engine.method import Method, Size
 from ekiden.engine.networks import read_model
 from ekiden.methods import Ensemble, FedOV
-from ekiden.methods.one_shot.fedov.fedov import Mixed, OpenSet, Vote, attack, without
+from ekiden.methods.one_shot.fedov import Mixed, OpenSet, Vote, attack, without
 from ekiden.models.split import widen
 from ekiden.runs.plan import Plan, judge
 from ekiden.training.network import Network
@@ -129,7 +129,7 @@ def test_the_loss_is_the_sum_of_its_terms(monkeypatch: pytest.MonkeyPatch) -> No
     module = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     x, y, u = torch.randn(8, 4), torch.arange(8) % 2, torch.full((8,), 2)
     spoiled, pairs = torch.randn(8, 4), torch.arange(8).roll(1)
-    monkeypatch.setattr("ekiden.methods.one_shot.fedov.fedov.destroy", lambda x: spoiled)
+    monkeypatch.setattr("ekiden.methods.one_shot.fedov.destroy", lambda x: spoiled)
     monkeypatch.setattr("torch.randperm", lambda n: pairs)
     method = FedOV(mix=0.7)
     state = torch.get_rng_state()

@@ -21,10 +21,10 @@ from ekiden.engine.wire import Ref
 from ekiden.engine.worker import Client, Setup, Worker
 from ekiden.methods import FedSeq, FedTasuki
 from ekiden.methods.chain.blocks.distillation import Distillation, Form, divergence, kl, scrambled
-from ekiden.methods.chain.fedtasuki.class_means import measure as means_of
-from ekiden.methods.chain.fedtasuki.class_means import size as means_size
 from ekiden.methods.chain.fedtasuki.fedtasuki import TeacherHandoff
 from ekiden.methods.chain.fedtasuki.statistics import measure, size
+from ekiden.methods.chain.fedtasuki.statistics import measure_means as means_of
+from ekiden.methods.chain.fedtasuki.statistics import size_of_means as means_size
 from ekiden.runs.plan import Plan
 from ekiden.training.network import Network
 from ekiden.training.objective import Forward, Loss, Objective, Work, cross_entropy

@@ -18,7 +18,7 @@ from ekiden.data.samples import ClientData, Subset
 from ekiden.engine.method import Method, Size
 from ekiden.methods import Average, MAEcho
 from ekiden.methods.one_shot import ma_echo
-from ekiden.methods.one_shot.blocks.projectors import Closed, Recursion, compress, layer_inputs, projectors, thin
+from ekiden.methods.one_shot.blocks.curvature import Closed, Recursion, compress, layer_inputs, projectors, thin
 from ekiden.methods.one_shot.ma_echo import Contribution, aligned, carried, min_norm, project, unit_rows
 from ekiden.training.network import Network
 from ekiden.training.weights import mean

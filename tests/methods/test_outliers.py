@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ekiden.methods.one_shot.fedov import outliers
-from ekiden.methods.one_shot.fedov.outliers import blur, crop, cut, destroy, erase, overwrite, rotate, swap_halves, turn
+from ekiden.methods.one_shot import fedov
+from ekiden.methods.one_shot.fedov import blur, crop, cut, destroy, erase, overwrite, rotate, swap_halves, turn
 
 OPERATIONS = (crop, blur, erase, cut, rotate)
 
@@ -107,7 +107,7 @@ def test_blur_is_nearly_a_box_and_keeps_what_is_even() -> None:
 
 def test_operations_have_their_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     for i, operation in enumerate(OPERATIONS):
-        monkeypatch.setattr(outliers, operation.__name__, lambda x, i=i: torch.full_like(x, i))
+        monkeypatch.setattr(fedov, operation.__name__, lambda x, i=i: torch.full_like(x, i))
     torch.manual_seed(5)
     seen = destroy(torch.zeros(7000, 1, 4, 4))[:, 0, 0, 0].long().bincount(minlength=5)
     assert (seen - 1000 * torch.tensor([1, 1, 1, 2, 2])).abs().max() < 150

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ekiden.cli.skeleton import write
+from ekiden.cli.own import write
 from ekiden.methods import METHODS
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "methods").glob("*.md"))

@@ -16,13 +16,11 @@ from ekiden.engine.method import Method
 from ekiden.engine.store import read_trained
 from ekiden.engine.transport import Transfer
 from ekiden.methods import FedAvg, FedELMY, FedSeq
-from ekiden.reporting import curves
-from ekiden.reporting.ledger import flows
-from ekiden.reporting.maps import hops, lost_points
+from ekiden.reporting import figures
+from ekiden.reporting.figures import flows, hops, lost_points
 from ekiden.reporting.models import Opener, accuracies, embedding, surface, trained
-from ekiden.reporting.provenance import command
 from ekiden.reporting.runs import collect
-from ekiden.reporting.tables import Entry
+from ekiden.reporting.tables import Entry, command
 from ekiden.runs.plan import Plan
 from ekiden.runs.summary import summarise
 from ekiden.tables.experiment import Published
@@ -149,8 +147,8 @@ def _axes(corners: list[Weights]) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_a_crowded_figure_holds_the_best_and_its_numbers_all(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     groups = collect([runs]).groups
-    monkeypatch.setattr(curves, "_MOST", 2)
-    drawing = curves.curves(1, groups)[0]
+    monkeypatch.setattr(figures, "_MOST", 2)
+    drawing = figures.curves(1, groups)[0]
     assert drawing.note == f"The best 2 of {len(groups)}."
     assert {row[0] for row in drawing.rows} == {group.name for group in groups}
     ends = {group.name: sum(group.values("accuracy", 100)) / len(group.runs) for group in groups}

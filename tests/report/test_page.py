@@ -20,8 +20,7 @@ from ekiden.cli.app import main
 from ekiden.engine.folder import read_lines
 from ekiden.methods import FedAvg, FedProx, FedSeq
 from ekiden.reporting import report
-from ekiden.reporting.landscape import _surface
-from ekiden.reporting.models import Opener, Surface, accuracies
+from ekiden.reporting.models import Opener, Surface, _surface, accuracies
 from ekiden.reporting.runs import collect
 from ekiden.reporting.style import Drawing, Missing, look, publish
 from ekiden.tables import sweep

@@ -20,7 +20,7 @@ from ekiden.data.kinds import Table, Tokens
 from ekiden.data.tasks import Regression
 from ekiden.engine.folder import read_lines
 from ekiden.methods import Average, FedAvg, FedSeq, Local
-from ekiden.serving import exporting, table_graph
+from ekiden.serving import exporting
 from ekiden.serving.card import card
 from ekiden.serving.exporting import export
 from ekiden.serving.predictions import predict
@@ -149,7 +149,7 @@ def test_a_card_says_counts_and_nothing_of_the_samples(run_on_pictures: Path, tm
 def test_a_card_of_a_network_from_python_names_its_class(blobs: FederatedData, tmp_path: Path) -> None:
     run(FedSeq(epochs=1), blobs, Tiny(), folder=tmp_path / "run")
     text = card(open_run(tmp_path / "run"))
-    assert "`ekiden.conformance.toy:Tiny`, given from Python" in text
+    assert "`ekiden.conformance.small_runs:Tiny`, given from Python" in text
     assert "float32 arrays of shape (4,)" in text
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert "Linear(in_features=4, out_features=8" in config["architecture"]["layers"]
@@ -251,10 +251,10 @@ def test_a_table_that_is_encoded_otherwise_is_not_written(
         "gaps": replace(table, gaps=("output",)),
         "categories": replace(table, vocabularies=tuple(v[::-1] for v in table.vocabularies)),
     }
-    rows = table_graph.Rows
-    monkeypatch.setattr(table_graph, "Rows", lambda whole, table: rows(whole, others[wrong]))
-    columns = table_graph.take_columns
-    monkeypatch.setattr(table_graph, "take_columns", lambda made, table: columns(made, others[wrong]))
+    rows = exporting.Rows
+    monkeypatch.setattr(exporting, "Rows", lambda whole, table: rows(whole, others[wrong]))
+    columns = exporting.take_columns
+    monkeypatch.setattr(exporting, "take_columns", lambda made, table: columns(made, others[wrong]))
     with pytest.raises(UserError, match=r"outputs differ from the run's .*nothing written"):
         export(tmp_path / "run", "onnx", tmp_path / "model.onnx")
     assert not (tmp_path / "model.onnx").exists()

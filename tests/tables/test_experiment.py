@@ -60,7 +60,7 @@ printed = [1, 2]
 
 
 def read(text: str, budget: str = "paper") -> Experiment:
-    return experiment.parse(text, "table", budget, "table.toml")
+    return experiment.parsed(text, "table", budget, "table.toml")
 
 
 def test_a_table() -> None:

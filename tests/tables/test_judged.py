@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ekiden.tables import experiment, ledger, ledger_tables, sweep
+from ekiden.tables import experiment, ledger, sweep
 from ekiden.tables.experiment import Published
-from ekiden.tables.ledger_tables import Line
+from ekiden.tables.ledger import Line
 from ekiden.tables.verdicts import Comparison
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +69,7 @@ A note.
 
 
 def by_row(text: str) -> dict[str, Line]:
-    return {line.row: line for line in ledger_tables.lines(text)}
+    return {line.row: line for line in ledger.lines_in(text)}
 
 
 @pytest.fixture
@@ -129,24 +129,22 @@ def test_the_page_keeps_what_it_says_of_data_that_are_gone(alone: Path) -> None:
 
 
 def test_one_printed_run() -> None:
-    table = experiment.parse(FILE.replace("= 5", "= 1"), "table", "paper", "table.toml")
-    assert ledger_tables.runs(table) == ["Printed values are means of 1 run.", ""]
+    table = experiment.parsed(FILE.replace("= 5", "= 1"), "table", "paper", "table.toml")
+    assert ledger.runs_line(table) == ["Printed values are means of 1 run.", ""]
 
 
 @pytest.mark.parametrize(
     ("mean", "std", "printed"), [(41.3742, 0.1645, 28.46), (9.0946, 0.3351, 9.2), (96.4741, 0.0947, 96.79)]
 )
 def test_what_was_judged_from_runs_stays_without_them(mean: float, std: float, printed: float) -> None:
-    exact = ledger_tables.judgement(Comparison(mean, std, 3, Published(printed)), "")
+    exact = ledger.judgement(Comparison(mean, std, 3, Published(printed)), "")
     line = Line("A", "digits", f"{mean:.2f} ± {std:.2f}", "0, 1, 2", "1 B", "1.8", **exact)
-    rounded = ledger_tables.judgement(Comparison(round(mean, 2), round(std, 2), 3, Published(printed)), "")
+    rounded = ledger.judgement(Comparison(round(mean, 2), round(std, 2), 3, Published(printed)), "")
     assert line.t != rounded["t"], "these values tell the difference"
-    page = "\n".join(ledger_tables.table([line]))
-    assert ledger_tables.judged_again(page) == page
-    other = "\n".join(ledger_tables.table([replace(line, t="+50.00 (4.30)")]))
-    assert by_row(ledger_tables.judged_again(other))["A"].t == rounded["t"], (
-        "a t that the values cannot have is not kept"
-    )
+    page = "\n".join(ledger.table([line]))
+    assert ledger.judged_again(page) == page
+    other = "\n".join(ledger.table([replace(line, t="+50.00 (4.30)")]))
+    assert by_row(ledger.judged_again(other))["A"].t == rounded["t"], "a t that the values cannot have is not kept"
 
 
 def test_the_command_makes_the_committed_page_exactly(monkeypatch: pytest.MonkeyPatch) -> None:

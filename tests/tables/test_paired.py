@@ -12,8 +12,7 @@ from ekiden.data.tasks import Classification, recorded
 from ekiden.runs.summary import Summary, summarise
 from ekiden.tables import experiment, ledger, sweep
 from ekiden.tables.experiment import Experiment
-from ekiden.tables.paired import contrasts, difference
-from ekiden.tables.verdicts import CellResult, collect, ranks
+from ekiden.tables.verdicts import CellResult, collect, contrasts, difference, ranks
 
 TABLE = """
 title = "chains"
@@ -49,7 +48,7 @@ partition = "iid"
 
 
 def parsed(text: str = TABLE) -> Experiment:
-    return experiment.parse(text, "table", "paper", "table.toml")
+    return experiment.parsed(text, "table", "paper", "table.toml")
 
 
 def results(found: Experiment, values: dict[tuple[str, str], dict[int, float]]) -> list[CellResult]:

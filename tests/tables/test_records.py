@@ -177,7 +177,7 @@ def test_empty_or_missing_records(tmp_path: Path) -> None:
 
 def test_a_ledger_keeps_what_other_sweeps_said(done: tuple[sweep.Sweep, Path]) -> None:
     swept, _ = done
-    small = experiment.parse(TABLE + "[budget.small]\nseeds = 1\n", "table", "small", "table.toml")
+    small = experiment.parsed(TABLE + "[budget.small]\nseeds = 1\n", "table", "small", "table.toml")
     other = sweep.Sweep(small, Path("nowhere"), swept.file)
     old = ledger.page([other, sweep.Sweep(swept.experiment, Path("nowhere"), swept.file)])
     assert old.count("No run is finished.") == 2
@@ -314,12 +314,12 @@ def test_changed_settings_are_named_in_the_ledger_and_precision_is_one(
         (TABLE.replace("epochs = 1", "epochs = 2"), "epochs is 1 there, 2 in the file"),
         (TABLE.replace("epochs = 1", 'epochs = 1\nprecision = "bf16"'), "precision is float32 there, bf16 in the file"),
     ):
-        table = experiment.parse(changed, "table", "paper", "table.toml")
+        table = experiment.parsed(changed, "table", "paper", "table.toml")
         page = ledger.page([sweep.Sweep(table, kept.folder, kept.file)])
         assert f"- FedSeq / accuracy %, seed 0 does not count: its settings have changed: {why}" in page
         assert "No run is finished" in page
     elsewhere = TABLE.replace("epochs = 1", 'epochs = 1\ndevice = "cuda"\nthreads = 2\nchannels_last = false')
-    table = experiment.parse(elsewhere, "table", "paper", "table.toml")
+    table = experiment.parsed(elsewhere, "table", "paper", "table.toml")
     assert "3 runs" in ledger.page([sweep.Sweep(table, kept.folder, kept.file)]), "where it ran is not a setting"
 
 

@@ -18,10 +18,10 @@ from ekiden import api
 from ekiden.base.errors import UserError
 from ekiden.data.tasks import Classification, recorded
 from ekiden.methods import Centralized, FedSeq, Local
-from ekiden.runs import export
+from ekiden.runs import summary
 from ekiden.runs.plan import Plan
 from ekiden.runs.summary import Summary, duration, label, size, summarise
-from ekiden.tables import experiment, ledger, ledger_tables, sweep, verdicts
+from ekiden.tables import experiment, ledger, sweep, verdicts
 from ekiden.tables.experiment import Cell, Experiment, Published
 from ekiden.tables.verdicts import CellResult, Comparison
 
@@ -56,7 +56,7 @@ printed = [20.125, "-"]
 
 
 def parsed(budget: str = "paper") -> Experiment:
-    return experiment.parse(TABLE, "table", budget, "table.toml")
+    return experiment.parsed(TABLE, "table", budget, "table.toml")
 
 
 def result(cell: Cell, *accuracies: float) -> CellResult:
@@ -197,8 +197,8 @@ def test_metrics_as_parquet_and_csv(done: sweep.Sweep, tmp_path: Path) -> None:
     runs = [summarise(folder) for folder in sweep.expand([done.folder, done.folder / "sweep.json"])]
     assert len(runs) == 3
     rows = sum(len(run.metrics) for run in runs)
-    assert export.write(runs, tmp_path / "out.parquet") == rows
-    assert export.write(runs, tmp_path / "out.csv") == rows
+    assert summary.write(runs, tmp_path / "out.parquet") == rows
+    assert summary.write(runs, tmp_path / "out.csv") == rows
     table = pyarrow.parquet.read_table(tmp_path / "out.parquet").to_pylist()
     last = next(r for r in reversed(table) if r["row"] == "FedSeq" and r["seed"] == 0)
     metrics = summarise(done.runs()[0].folder).last
@@ -209,16 +209,16 @@ def test_metrics_as_parquet_and_csv(done: sweep.Sweep, tmp_path: Path) -> None:
     csv = pyarrow.csv.read_csv(tmp_path / "out.csv").to_pylist()
     assert [r["accuracy"] for r in csv] == [r["accuracy"] for r in table]
     with pytest.raises(UserError, match=r"must end in \.parquet or \.csv"):
-        export.write(runs, tmp_path / "out.xlsx")
+        summary.write(runs, tmp_path / "out.xlsx")
     with pytest.raises(UserError, match="cannot write"):
-        export.write(runs, tmp_path / "none" / "out.csv")
+        summary.write(runs, tmp_path / "none" / "out.csv")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out.csv", "out.parquet"]
 
 
 def test_event_files_without_the_extra(done: sweep.Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(UserError, match=r"pip install 'ekiden\[tensorboard\]'"):
-        export.tensorboard([summarise(done.runs()[0].folder)], tmp_path / "events")
+        summary.tensorboard([summarise(done.runs()[0].folder)], tmp_path / "events")
     assert not (tmp_path / "events").exists()
 
 
@@ -227,13 +227,13 @@ def test_event_files(done: sweep.Sweep, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run = summarise(done.runs()[0].folder)
-    export.tensorboard([run], tmp_path / "events")
+    summary.tensorboard([run], tmp_path / "events")
     events = EventAccumulator(str(tmp_path / "events" / run.folder.name))
     events.Reload()
     found = [(e.step, e.value) for e in events.Scalars("accuracy")]
     assert found == [(row["step"], pytest.approx(row["accuracy"])) for row in run.metrics]
     with pytest.raises(UserError, match="is not empty"):
-        export.tensorboard([run], tmp_path / "events")
+        summary.tensorboard([run], tmp_path / "events")
 
 
 def test_event_files_of_runs_that_are_named_alike(
@@ -258,23 +258,23 @@ def test_event_files_of_runs_that_are_named_alike(
     shutil.copytree(done.folder, tmp_path / "small")
     first, second, _, _ = done.runs()
     runs = [summarise(first.folder), summarise(tmp_path / "small" / first.folder.name), summarise(second.folder)]
-    export.tensorboard(runs, tmp_path / "events")
+    summary.tensorboard(runs, tmp_path / "events")
     found = {str(p.relative_to(tmp_path / "events")) for p in (tmp_path / "events").rglob("*--seed*")}
     name = first.folder.name
     assert found == {f"{done.folder.name}/{name}", f"small/{name}", second.folder.name}
     with pytest.raises(UserError, match="two of these runs would be written to"):
-        export.tensorboard([runs[0], runs[0]], tmp_path / "more")
+        summary.tensorboard([runs[0], runs[0]], tmp_path / "more")
     assert not (tmp_path / "more").exists()
 
 
 def test_the_page_escapes_what_files_say(tmp_path: Path) -> None:
     table = TABLE.replace('label = "FedSeq"', 'label = "A | B"') + '[[row]]\nlabel = "C"\nmethod = "fedavg"\n'
     table = table.replace('title = "digits"', 'title = "digits"\nnote = "# no heading"\npaired = ["A | B"]')
-    found = experiment.parse(table, "table", "paper", "table.toml")
+    found = experiment.parsed(table, "table", "paper", "table.toml")
     made = sweep.Sweep(found, tmp_path, "my tables/table.toml")
     assert r"\# no heading" in ledger.section(made)
     assert "    ekiden sweep 'my tables/table.toml'\n" in ledger.section(made)
-    row = ledger_tables.table([ledger._line(costing(result(found.cells[0], 9.0)), made)])[2]
+    row = ledger.table([ledger._line(costing(result(found.cells[0], 9.0)), made)])[2]
     assert row.startswith(r"| A \| B | digits | 9.00 |")
     assert len(re.findall(r"(?<!\\)\|", row)) == 12
 

@@ -24,12 +24,11 @@ from ekiden.engine.method import INITIAL, Method, on_client
 from ekiden.engine.wire import Encoded
 from ekiden.methods import DeepAFL, FedGram, FedKrylov, FedSeq, between_machines, with_lap
 from ekiden.methods.exact import closing
-from ekiden.methods.exact.blocks.feature_room import features_of
-from ekiden.methods.exact.blocks.fixed_features import FixedFeatures
+from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_of
 from ekiden.methods.exact.closing import ClosingLap
-from ekiden.methods.exact.fedgram.handed import Handoff
+from ekiden.methods.exact.fedgram import Handoff
 from ekiden.methods.exact.fedkrylov import fedkrylov
-from ekiden.methods.exact.fedkrylov.handed import OpeningSums
+from ekiden.methods.exact.fedkrylov.payloads import OpeningSums
 from ekiden.models import build
 from ekiden.models.whole_features import PatchFeatures, RandomReLU
 from ekiden.training.weights import Weights

@@ -21,7 +21,7 @@ DEFENCES = {
         "tests/test_revision.py::test_the_last_state_of_a_run_has_no_sums",
     ),
     "a chain ends without sums": (
-        "methods/exact/fedgram/fedgram.py",
+        "methods/exact/fedgram.py",
         "kept = s.totals if self.personal else None",
         "kept = s.totals",
         "tests/test_revision.py::test_the_last_state_of_a_run_has_no_sums",

@@ -23,7 +23,7 @@ from ekiden.engine.transport import opened, summands
 from ekiden.engine.wire import SERVER
 from ekiden.engine.worker import Client, Worker
 from ekiden.methods import Average, FedGram, FedKrylov, FedSeq, FedTasuki, with_lap
-from ekiden.methods.exact.fedgram.handed import PatchMoments
+from ekiden.methods.exact.fedgram import PatchMoments
 from ekiden.models.patches import PatchSums
 from ekiden.results.result import Result
 from ekiden.runs import summary

@@ -18,7 +18,7 @@ from ekiden.engine.method import Method, State, on_client
 from ekiden.engine.worker import Client, Job, Outcome, Setup
 from ekiden.methods import FedAvg
 from ekiden.training.objective import Work
-from ekiden.transports.local.processes import Processes, _Workers
+from ekiden.transports.local import Processes, _Workers
 from tests.conftest import Tiny
 
 
@@ -81,6 +81,6 @@ def test_a_process_that_cannot_find_a_class_is_told_from_one_that_was_killed() -
         process = SimpleNamespace(sentinel=os.open(os.devnull, os.O_RDONLY), exitcode=code, join=lambda seconds: None)
         workers.made = [process]  # type: ignore[list-item]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("ekiden.transports.local.processes.wait", lambda sentinels, timeout: sentinels)
+            patch.setattr("ekiden.transports.local.wait", lambda sentinels, timeout: sentinels)
             assert line in str(workers.death())
         os.close(process.sentinel)

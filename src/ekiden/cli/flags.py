@@ -1,26 +1,194 @@
-"""Read flags into a dataclass; a mistake in them becomes one line."""
+"""Read flags into a dataclass, turn a mistake in them into one line, and write the text of `--help`."""
 
+import ast
+import inspect
+import shutil
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from difflib import get_close_matches
+from itertools import pairwise
+from pathlib import Path
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin
 
 import tyro
 from tyro import _errors as mistakes  # not public, but the only place where tyro gives a mistake as data, not text
-from tyro.conf import OmitArgPrefixes, Positional
+from tyro.conf import OmitArgPrefixes, Positional, Suppress
 from tyro.constructors import (
     ConstructorRegistry,
     PrimitiveConstructorSpec,
     PrimitiveTypeInfo,
 )
 
+from ekiden.base.checks import hints_of
 from ekiden.base.errors import UserError, unknown
-from ekiden.cli.helping import Boxes, flags, page
+from ekiden.engine.method import Method
 
+_LEFT = 26
+_MOST = 100
+_WORDS = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
+_NO_DEFAULTS = (MISSING, None, "", ())
+Boxes: TypeAlias = Sequence[tuple[str, str, Sequence[str]]]
+"""A title, the line below it, and names of fields; the name of a dataclass stands for all its fields."""
 T = TypeVar("T")
 _HELP = {"-h", "--help"}
 _READING = ConstructorRegistry()
+
+
+@dataclass(frozen=True)
+class Flag:
+    """The help for one field."""
+
+    field: str
+    names: tuple[str, ...]
+    """Empty if the value is positional."""
+    value: str
+    told: str
+
+    @property
+    def lines(self) -> tuple[str, str]:
+        """The flag with its value, and the text about it."""
+        shown = [f"{name} {self.value}".strip() for name in self.names] or [self.value]
+        return ", ".join(shown), self.told
+
+
+@dataclass
+class _Box:
+    title: str
+    about: str
+    flags: list[Flag]
+    field: str
+
+
+def page(prog: str, shown: object, about: str = "", boxes: Boxes = ()) -> str:
+    """Return the help of a command.
+
+    Args:
+        prog: the command.
+        shown: a dataclass, or an instance whose values are the defaults.
+        about: the first lines; by default its docstring.
+        boxes: the order of its fields; by default first its own fields, then each dataclass in it.
+    """
+    width = min(shutil.get_terminal_size().columns, _MOST)
+    found = list(_boxes(shown))
+    own = found.pop(0)
+    values = [flag for flag in own.flags if not flag.names]
+    usage = " ".join([f"usage: {prog}", "[flags]", *(flag.value for flag in values)])
+    lines = [usage, "", *_folded(about or own.about, width)]
+    named = [Flag("help", ("-h", "--help"), "", "show this help message and exit")]
+    rest = [flag for flag in own.flags if flag.names]
+    lines += _block("arguments", "", values, width) if values else []
+    lines += _block("options", "", named if boxes else [*named, *rest], width)
+    if boxes:
+        found = list(_arranged(found, rest, boxes))
+    for box in sorted(found, key=lambda box: box.field != "method"):
+        lines += _block(box.title, box.about, box.flags, width)
+    return "\n".join(lines) + "\n"
+
+
+def flags(shown: object) -> list[Flag]:
+    """Return all flags of a dataclass and of the dataclasses in it."""
+    return [flag for box in _boxes(shown) for flag in box.flags]
+
+
+def _arranged(found: Sequence[_Box], own: Sequence[Flag], boxes: Boxes) -> Iterator[_Box]:
+    """Yield the boxes of the help as `boxes` says."""
+    flat = {flag.field: flag for box in found for flag in box.flags} | {flag.field: flag for flag in own}
+    nested = {box.field: box for box in found}
+    yield nested["method"]
+    for title, about, names in boxes:
+        if whole := nested.get(names[0]):
+            yield _Box(title, whole.about, whole.flags, whole.field)
+        else:
+            yield _Box(title, about, [flat[name] for name in names], title)
+
+
+def _boxes(shown: object, field: str = "") -> Iterator[_Box]:
+    """Yield the fields of a dataclass as a box, then those of the dataclasses in it."""
+    kind: Any = shown if isinstance(shown, type) else type(shown)
+    hints, texts = hints_of(kind), _texts(kind)
+    box = _Box(kind.title() if issubclass(kind, Method) else field, inspect.getdoc(kind) or "", [], field)
+    inner: list[_Box] = []
+    for one in fields(kind):
+        default = getattr(shown, one.name, one.default if one.default_factory is MISSING else one.default_factory())
+        if is_dataclass(default):
+            inner += _boxes(default, one.name)
+        elif not any(mark is Suppress for mark in getattr(hints[one.name], "__metadata__", ())):
+            box.flags.append(_flag(one.name, hints[one.name], default, texts.get(one.name, "")))
+    yield box
+    yield from inner
+
+
+def _flag(name: str, hint: Any, default: Any, text: str) -> Flag:
+    marks = hint.__metadata__ if get_origin(hint) is Annotated else ()
+    if any(mark is Positional for mark in marks):
+        several = _value(hint).removeprefix(_value(hint).partition(" ")[0])
+        return Flag(name, (), name.upper() + several, text)
+    flag = f"--{name.replace('_', '-')}"
+    short = [alias for mark in marks for alias in getattr(mark, "aliases", None) or ()]
+    names = (*short, flag, *([f"--no-{flag[2:]}"] if isinstance(default, bool) else []))
+    words = default if isinstance(default, tuple) else (default,)
+    told = f"{text} (default: {' '.join(map(str, words))})" if default not in _NO_DEFAULTS else text
+    return Flag(name, names, _value(hint), told.strip())
+
+
+def _value(hint: Any) -> str:
+    """Return the word for a flag's value."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _value(args[0])
+    if origin is Literal:
+        return f"{{{','.join(map(str, args))}}}"
+    if origin is tuple:
+        return f"{_value(args[0])} ..."
+    if NoneType in args:
+        return _value(args[0])
+    return _WORDS.get(hint, "")
+
+
+def _texts(kind: type) -> dict[str, str]:
+    """Return the texts below the fields of a dataclass, by the fields' names."""
+    found: dict[str, str] = {}
+    for base in reversed([one for one in kind.__mro__ if is_dataclass(one)]):
+        try:
+            (node,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        except OSError:  # the class is not in a file
+            continue
+        assert isinstance(node, ast.ClassDef)
+        for one, after in pairwise(node.body):
+            text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else None
+            if isinstance(text, str) and isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
+                found[one.target.id] = " ".join(text.split())
+    return found
+
+
+def _block(title: str, about: str, listed: Iterable[Flag], width: int) -> list[str]:
+    """Return the lines of a box."""
+    rows = [line for flag in listed for line in _row(*flag.lines, width)]
+    return ["", title, *([*_folded(about, width), ""] if about else []), *rows]
+
+
+def _folded(text: str, width: int) -> list[str]:
+    """Return the paragraphs of a text."""
+    parts = ["\n".join(_wrap(" ".join(part.split()), width)) for part in text.split("\n\n")]
+    return "\n\n".join(parts).split("\n")
+
+
+def _wrap(text: str, width: int, **options: str) -> list[str]:
+    return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False, **options) or [""]  # type: ignore[arg-type]
+
+
+def _row(flag: str, told: str, width: int) -> list[str]:
+    told_lines, first = _wrap(told, width - _LEFT), f"  {flag}"
+    if len(first) > width:
+        heads = _wrap(flag.replace(",", ", "), width, initial_indent="  ", subsequent_indent="    ")
+    elif len(first) < _LEFT - 1:
+        heads, told_lines = [f"{first:<{_LEFT}}{told_lines[0]}".rstrip()], told_lines[1:]
+    else:
+        heads = [first]
+    return [*heads, *(f"{'':{_LEFT}}{line}".rstrip() for line in told_lines)]
 
 
 class _HelpWanted(Exception):
@@ -38,7 +206,7 @@ def parse(
         prog: the command, as it appears in messages.
         default: the values of flags that are not given.
         about: the first lines of the help; by default the docstring of `kind`.
-        boxes: how the help groups the flags (see `helping.page`).
+        boxes: how the help groups the flags (see `page`).
 
     Raises:
         SystemExit: the help was asked for; it is printed.

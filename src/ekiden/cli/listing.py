@@ -1,20 +1,26 @@
-"""`ekiden list`: methods, networks and data sets, for the terminal or as a page in Markdown."""
+"""What there is: `ekiden list` (methods, networks and data sets) and `ekiden topology` (graphs of clients)."""
 
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
+import torch
 from rich.table import Table
-from torch import nn
+from torch import Generator, Tensor, nn
+from tyro.conf import Positional
 
 from ekiden import data as datasets
 from ekiden import models
+from ekiden.base.checks import Checked, Range
+from ekiden.base.errors import counted
 from ekiden.cli.console import console, first_line
 from ekiden.data.tasks import Classification
 from ekiden.engine.method import Method, Size
 from ekiden.engine.networks import of_method
 from ekiden.methods import METHODS
+from ekiden.methods.gossip.blocks import topology
 from ekiden.training.network import Network
 
 _CLIENTS, _SHAPE, _CLASSES = 10, (1, 8, 8), 10  # the digits over ten clients, which `ekiden run` takes by default
@@ -118,3 +124,47 @@ def _source(name: str) -> list[str]:
     done = [f"{named.size}x{named.size} pixels" if named.size else "", *named.augment.words()]
     network = models.usual(name)
     return [hub, "given" if named.test else "20 % held out", ", ".join(filter(None, done)) or "-", f"`{network}`"]
+
+
+@dataclass(frozen=True)
+class TopologyOptions(Checked):
+    """Check a graph of clients and its mixing matrix, and say how fast gossip agrees on it."""
+
+    topology: Positional[str] = "ring"
+    """complete, ring, torus, star, exponential, erdos_renyi:P[:SEED], peers:K, matching or one_peer"""
+    clients: Annotated[int, Range(least=1, most=1000)] = 10
+    """N, number of clients"""
+    matrix: bool = False
+    """print the mixing matrix too"""
+
+
+def show_topology(options: TopologyOptions) -> None:
+    """`ekiden topology NAME --clients N`."""
+    topology.check(options.topology, options.clients)
+    matrix = topology.mixing(options.topology, options.clients, generator=Generator().manual_seed(0))
+    drawn = topology.is_drawn(options.topology)
+    degree = (matrix > 0).sum(1) - (matrix.diagonal() > 0).long()
+    console.print(f"{options.topology}, {counted(options.clients, 'client')}{', redrawn each round' if drawn else ''}")
+    console.print(f"each hears {_range(degree)} others; {int(degree.sum())} models sent a round")
+    console.print(
+        f"mixing matrix{' of one round' if drawn else ''}: "
+        f"{_yes(torch.allclose(matrix, matrix.T), 'symmetric')}, rows sum to 1, "
+        f"{_yes(torch.allclose(matrix.sum(0), torch.ones(len(matrix), dtype=matrix.dtype)), 'columns sum to 1')}, "
+        f"{_yes(len(topology.components((matrix > 0) | (matrix > 0).T)) == 1, 'connected')}"
+    )
+    left = topology.contraction(options.topology, options.clients, 100 if drawn else 1)
+    gap = 1 - left if drawn else topology.spectral_gap(matrix)
+    console.print(f"spectral gap{' in the mean over 100 rounds' if drawn else ''}: {gap:.4f}")
+    console.print(f"a round of gossip leaves at most {left:.4f} of the distance between clients")
+    if options.matrix:
+        for row in matrix.tolist():
+            console.print(" ".join(f"{weight:6.4f}" for weight in row), soft_wrap=True)
+
+
+def _range(degree: Tensor) -> str:
+    least, most = int(degree.min()), int(degree.max())
+    return str(least) if least == most else f"{least} to {most}"
+
+
+def _yes(holds: bool, what: str) -> str:
+    return what if holds else f"not {what}".replace("not columns sum", "columns do not sum")

@@ -1,12 +1,16 @@
-"""`ekiden new` and `ekiden trust`: your own methods."""
+"""`ekiden new` and `ekiden trust`: your own methods, and the files that a new one starts with."""
 
+import importlib.util
+import keyword
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from tyro.conf import Positional
 
 from ekiden.base import outside
-from ekiden.cli import skeleton
+from ekiden.base.errors import UserError
+from ekiden.base.files import disk_error
 from ekiden.cli.console import say
 
 
@@ -28,7 +32,7 @@ class TrustOptions:
 
 def new(options: NewOptions) -> None:
     """`ekiden new method NAME`."""
-    files, kind = skeleton.write(Path(), options.name)
+    files, kind = write(Path(), options.name)
     for file in files:
         say(f"wrote {file}")
     say(f"next: ekiden check {files[0]}:{kind}; ekiden run {files[0]}:{kind} --data digits; pytest {files[1]}")
@@ -39,3 +43,131 @@ def trust(options: TrustOptions) -> None:
     for file in options.files:
         outside.trust(f"{file}:")
         say(f"runs that name {file} may execute it, as it is now")
+
+
+def write(folder: Path, name: str) -> tuple[tuple[Path, Path, Path], str]:
+    """Write NAME.py, test_NAME.py and NAME.md into `folder`.
+
+    Args:
+        folder: the folder that gets the files.
+        name: the method's name, as half_seq, half-seq or HalfSeq.
+
+    Returns:
+        The files, and the name of the class.
+    """
+    module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").lower()
+    kind = name if "_" not in name and name[:1].isupper() else "".join(p[:1].upper() + p[1:] for p in module.split("_"))
+    if not (module.isascii() and module.isidentifier() and kind.isidentifier()) or keyword.iskeyword(module):
+        raise UserError(f"{name!r} cannot name a Python file and a class: choose a name of letters, digits and _")
+    files = folder / f"{module}.py", folder / f"test_{module}.py", folder / f"{module}.md"
+    if there := [str(file) for file in files if file.exists()]:
+        raise UserError(f"{', '.join(there)} exists already: choose another name; nothing was written")
+    if importlib.util.find_spec(module) is not None:
+        raise UserError(f"Python has a module called {module} already: choose another name")
+    for file, text in zip(files, (_METHOD, _TEST, _PAGE), strict=True):
+        try:
+            with open(file, "x", encoding="utf-8") as new:
+                new.write(text.replace("KIND", kind).replace("MODULE", module))
+        except OSError as error:
+            raise disk_error(error, file) from error
+    return files, kind
+
+
+_METHOD = '''"""KIND: a method to start from. Replace the bodies of `run` and `train`."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ekiden.authoring import Client, Count, Fed, Fraction, Method, Size, State, Weights, mean, on_client
+
+
+@dataclass(frozen=True)
+class KIND(Method):
+    """Each client trains the model that it receives and hands on its average with the received one."""
+
+    epochs: Count = 10
+    """E, epochs at each client"""
+    keep: Fraction = 0.5
+    """κ, weight of the received model"""
+
+    def run(self, fed: Fed, s: State) -> Iterator[State]:
+        """The outer loop; after each `yield` the state is saved and the model measured."""
+        while s.step < self.steps(len(fed.clients)):
+            s = s.next(model=fed.call(self.train, fed.clients[s.step], s.model))
+            yield s
+
+    @on_client
+    def train(self, client: Client, model: Weights) -> Weights:
+        """What happens at a client; what this returns leaves it."""
+        return mean([model, client.fit(model, epochs=self.epochs)], [self.keep, 1 - self.keep])
+
+    def steps(self, clients: int) -> int:
+        """N: one client a step."""
+        return clients
+
+    def cost(self, clients: int, model: Size) -> int:
+        """(N - 1)·M bytes: each client but the first receives a model."""
+        return (clients - 1) * model
+'''
+
+_TEST = '''"""KIND: the contract of all methods, and numbers worked out by hand."""
+
+import ekiden
+import torch
+from ekiden.conformance import check
+
+from MODULE import KIND
+
+SILOS = [(torch.randn(20, 4), torch.arange(20) % 2) for _ in range(3)]
+
+
+def test_it_keeps_the_contract() -> None:
+    assert [finding for finding in check(KIND) if not finding.holds] == []
+
+
+def test_nothing_changes_where_all_of_the_received_model_is_kept() -> None:
+    network = torch.nn.Linear(4, 2)
+    result = ekiden.run(KIND(keep=1.0), SILOS, network)
+    assert result.weights is not None
+    assert torch.equal(result.weights.params, torch.cat([network.weight.flatten(), network.bias]).detach())
+
+
+def test_three_clients_receive_two_models() -> None:
+    model = 4 * (4 * 2 + 2)  # bytes of 10 parameters
+    assert ekiden.run(KIND(epochs=1), SILOS, torch.nn.Linear(4, 2)).bytes == 2 * model
+'''
+
+_PAGE = """# KIND
+
+Say in two or three sentences what the method does. Then name its source: authors, venue, year, link.
+
+## When to use it
+
+For which data, networks and budgets it is meant, and when another method is better.
+
+## Command
+
+```sh
+ekiden run MODULE.py:KIND --data digits --clients 10 --seeds 0 1 2
+```
+
+## Cost
+
+(N - 1)·M bytes: each of the N clients but the first receives a model of M bytes.
+
+## Settings
+
+Which hyperparameters to choose first, and from which values.
+
+## Results
+
+Numbers from finished runs, with the command that made them, next to the printed ones.
+
+## Paper and code
+
+Where paper, released code and this method differ, and why.
+
+## What is not known
+
+What was not run or could not be found out.
+"""

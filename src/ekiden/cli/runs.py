@@ -1,13 +1,17 @@
-"""The command line: `ekiden run`, `resume`, `evaluate`, `show`, `compare`, `verify`, `data`, `list`, `silo`, ..."""
+"""The command line of runs: `ekiden run`, `resume`, `evaluate`, `show`, `compare`, `data`, `forget` and `join`."""
 
+import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
+from math import isnan
 from pathlib import Path
 from textwrap import fill
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
+from rich.table import Table
 from tyro.conf import Positional
 
 from ekiden import data as datasets
@@ -16,19 +20,29 @@ from ekiden.base.checks import Checked, Count, CountOrZero
 from ekiden.base.errors import UserError, counted
 from ekiden.base.files import disk_error
 from ekiden.cli.console import console, no_run
-from ekiden.cli.flags import parse, parse_some
-from ekiden.cli.helping import Boxes
+from ekiden.cli.flags import Boxes, parse, parse_some
 from ekiden.data import Reading, study
 from ekiden.data.holdings import located_silo
+from ekiden.data.kinds import Inputs
+from ekiden.data.tasks import Metric, Task, recorded
+from ekiden.data.tasks.base import measured
+from ekiden.data.tasks.figures import Figures, Wanted
+from ekiden.engine.folder import read_config
 from ekiden.engine.method import Method
+from ekiden.engine.networks import read_model
+from ekiden.engine.setup import check_same_data
 from ekiden.methods import METHODS, SORTS, method_named
 from ekiden.results import tracking
+from ekiden.results.result import Result, inputs_of, task_in
 from ekiden.runs import launch, summary
-from ekiden.runs.plan import Plan, stored
+from ekiden.runs.plan import Plan, in_memory, judge, stored
+from ekiden.serving import reruns
+from ekiden.serving.loading import open_run
 from ekiden.tables.sweep import refuse_records, summaries
 
 M = TypeVar("M", bound=Method)
 Place: TypeAlias = Literal["here", "flower"]
+_MOST_NAMED = 20  # classes whose shares are printed
 
 
 @dataclass(frozen=True)
@@ -288,3 +302,246 @@ def _launch(jobs: list[launch.LaunchedRun]) -> None:
     failed = [o for o in outcomes if o.error]
     if failed:
         raise UserError("; ".join(f"{o.folder}: {o.error}" if len(outcomes) > 1 else o.error for o in failed))
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Measure the model of a run on its own or other test data: in all, per client, per domain, per class."""
+
+    run: Positional[Path]
+    """run folder"""
+    data: str = ""
+    """another data set, folder or file with the same classes; by default the run's own"""
+    label_column: tuple[str, ...] = ()
+    """column of labels in the tables of --data, or several columns; by default as in the run, if it knows them"""
+    column: str = ""
+    """column of the tables of --data that holds the images, texts or arrays; by default as in the run"""
+    client: str = ""
+    """the personal model of this client instead of the global one"""
+    metric: str = ""
+    """another headline metric than the run's, by its name, or FILE.py:NAME; naming one measures all"""
+    threshold: float | None = None
+    """of two classes: also show this threshold of the second class's probability"""
+    sensitivity: float = 0.95
+    """of two classes: also show the highest threshold with this sensitivity"""
+    json: bool = False
+    """print JSON instead of tables"""
+
+
+def evaluate(options: EvaluateOptions) -> None:
+    """`ekiden evaluate RUN [--data ...]`."""
+    outside.trust(options.metric)
+    config = read_config(options.run)
+    if in_memory(config) and options.data:
+        return _on_other_data(options)
+    if not config.get("on") and (why := in_memory(config)):
+        return _as_measured(options, why)
+    plan = stored(options.run)
+    if options.metric:
+        plan = replace(plan, metric=outside.located(options.metric))
+    own = plan.federation()
+    if not options.data:
+        check_same_data(config, plan.method, own, options.run)
+    reading = replace(plan.reading, **_columns(options, own.dataset.inputs))
+    other = replace(plan, reading=reading).other(options.data, own.dataset) if options.data else None
+    data = own if other is None else datasets.split(other, datasets.Iid(), 1, seed=0)
+    if data.dataset.task.kind != own.dataset.task.kind:
+        raise UserError(
+            f"the labels of {options.data} are of {data.dataset.task.kind}, the model was trained for "
+            f"{own.dataset.task.kind}: evaluate on data with such labels"
+        )
+    if len(data.dataset.classes) != len(own.dataset.classes):
+        raise UserError(
+            f"{options.data} has {len(data.dataset.classes)} classes, the model was trained on "
+            f"{len(own.dataset.classes)}: evaluate on data with the same classes"
+        )
+    test = judge(plan, own, data)
+    name = f"personal/{options.client}.safetensors" if options.client else "model.safetensors"
+    build = test.own if options.client else test.build
+    model, full = read_model(options.run, name, build), test.task.measures_all or None
+    scores = test.scores(model, personal=bool(options.client), full=full)
+    headline, everything = test.task.headline, scores.metrics() if test.task.measures_all else {}
+    wanted = Wanted(options.threshold, options.sensitivity)
+    told = test.figures(scores, wanted) if test.task.measures_all else None
+    groups = {"client": test.by_client(scores) if other is None else {}}
+    groups |= {"domain": test.by_domain(scores), "class": test.by_class(scores)}
+    run = summary.summarise(options.run)
+    if run.metrics and not run.finished:
+        steps = plan.method.steps(len(run.config["clients"]))
+        line = f"the run stopped after step {run.last['step']} of {steps}: this is its model so far"
+        print(line, file=sys.stderr if options.json else sys.stdout)
+    if options.json:
+        value = scores.score()
+        found = {headline.name: None if isnan(value) else value, "samples": len(scores)}
+        more = {"metrics": everything, "figures": told.to_json()} if told else {}
+        print(json.dumps({**found, **more, **groups}))
+        return
+    of = "validation samples (the run's --tune)" if plan.tune and other is None else "test samples"
+    known = other is None and headline.name == "accuracy"
+    guess = f" (always the commonest class: {100 * test.majority:.2f} %)" if known else ""
+    console.print(f"{headline.name} {headline.shown(scores.score())}{headline.unit} on {len(scores)} {of}{guess}")
+    if others := [m for m in measured(test.task) if m.name in everything and m.name != headline.name]:
+        console.print(", ".join(f"{m.name} {m.shown(everything[m.name])}{m.unit}" for m in others), soft_wrap=True)
+    if told:
+        _show_figures(told, test.task, data.dataset.classes)
+    for group, rows in groups.items():
+        if rows:
+            console.print(_values(group, rows, headline))
+
+
+def _show_figures(found: Figures, task: Task, classes: Sequence[object]) -> None:
+    """Print figures with their intervals, and thresholds."""
+    table = Table("figure", "value", "95 % interval", "error by bins")
+    for metric in task.metrics:
+        if metric.name not in found.values:
+            continue
+        interval, error = found.intervals.get(metric.name), found.errors.get(metric.name)
+        ends = f"{metric.shown(interval[0])} to {metric.shown(interval[1])}" if interval else ""
+        off = f"below {metric.scale * error:.2g}" if error and error >= 1e-6 else ""
+        table.add_row(metric.name + metric.unit, metric.shown(found.values[metric.name]), ends, off)
+    console.print(table)
+    if found.prevalence and len(classes) == len(found.prevalence) <= _MOST_NAMED:
+        shares = (f"{name} {100 * share:.2f} %" for name, share in zip(classes, found.prevalence, strict=True))
+        console.print(f"share of test samples: {', '.join(shares)}", soft_wrap=True)
+    if found.thresholds:
+        table = Table("threshold", "at", "sensitivity %", "interval", "specificity %", "interval", "PPV %", "NPV %")
+        for one in found.thresholds:
+            within = {name: f"{100 * a:.1f} to {100 * b:.1f}" for name, (a, b) in one.intervals.items()}
+            values = [f"{100 * v:.1f}" if v is not None else "-" for v in (one.predictive, one.negative_predictive)]
+            table.add_row(
+                *(one.rule, f"{one.threshold:.4g}", f"{100 * one.sensitivity:.1f}", within["sensitivity"]),
+                *(f"{100 * one.specificity:.1f}", within["specificity"], *values),
+            )
+        console.print(table)
+
+
+def _as_measured(options: EvaluateOptions, why: str) -> None:
+    """Print what a run measured at its end, if its own data or network were made in Python."""
+    given = options.client or options.metric or options.column or options.label_column
+    again = f"to measure again, ekiden.evaluate({str(options.run)!r}, silos) in Python, or other data by --data"
+    run = summary.summarise(options.run)
+    if given or not run.finished or "loss" not in run.last:
+        raise UserError(f"{options.run}: {why}; {again}")
+    metric, row = summary.headline(run), run.last
+    groups = {"client": dict(zip(run.config["clients"], row.get("clients", ()), strict=False))}
+    for kind, values in row.get("groups", {}).items():
+        groups[kind] = {name: one.get(metric.name) for name, one in values.items()}
+    if options.json:
+        counts = {name: sizes[2] for name, sizes in run.config["clients"].items()}
+        print(json.dumps({metric.name: row[metric.name], "samples": sum(counts.values()), **groups}))
+        return
+    console.print(f"{metric.name} {metric.shown(row[metric.name])}{metric.unit} at the end of the run")
+    for kind, found in groups.items():
+        table = Table()
+        table.add_column(kind)
+        table.add_column(f"{metric.name}{metric.unit}", justify="right")
+        for name, value in found.items():
+            table.add_row(name, "-" if value is None else metric.shown(value))
+        console.print(table)
+    console.print(f"{why}: {again}", soft_wrap=True, highlight=False)
+
+
+def _on_other_data(options: EvaluateOptions) -> None:
+    """Measure a run whose own data are not here: made from Python, or over silos."""
+    if options.client:
+        raise UserError("measure a personal model of this run from Python: ekiden.load_model(RUN, client=NAME)")
+    run = open_run(options.run)
+    task = task_in(run.config)
+    if options.metric:
+        task = replace(task, metric=outside.located(options.metric))
+        run = replace(run, config={**run.config, "task": recorded(task)})
+    row = run.evaluate(options.data, **_columns(options, inputs_of(run.config)))
+    found = {"loss": row["loss"]} | {m.name: row[m.name] for m in measured(task) if m.name in row}
+    found |= row.get("metrics", {})
+    if options.json:
+        print(json.dumps(found))
+        return
+    shown = {m.name: f"{m.name} {m.shown(found[m.name])}{m.unit}" for m in measured(task) if m.name in found}
+    first = shown.pop(task.headline.name, "")
+    console.print(", ".join([first, *shown.values(), f"loss {row['loss']:.4f}"]), soft_wrap=True)
+
+
+def _columns(options: EvaluateOptions, inputs: Inputs) -> dict[str, Any]:
+    """Return what the user says about the columns of --data, as fields of `Reading`."""
+    found: dict[str, Any] = {"label_column": options.label_column} if options.label_column else {}
+    if not options.column:
+        return found
+    named = {"images": "image_column", "tokens": "text_column", "arrays": "array_column"}.get(inputs.kind)
+    if named is None:
+        raise UserError("--column names one column of images, texts or arrays, the model takes rows: leave it out")
+    return found | {named: options.column}
+
+
+def _values(group: str, rows: dict[str, tuple[int, float]], metric: Metric) -> Table:
+    table = Table()
+    table.add_column(group)
+    table.add_column("samples", justify="right")
+    table.add_column(f"{metric.name}{metric.unit}", justify="right")
+    for name, (n, value) in rows.items():
+        table.add_row(name, str(n), "-" if isnan(value) else metric.shown(value))
+    return table
+
+
+@dataclass(frozen=True)
+class ForgetOptions:
+    """Make a run again without one of its clients; the new run has the bits of one that never had it."""
+
+    run: Positional[Path]
+    """run folder; it stays as it is: delete it to forget the client there, too"""
+    client: str
+    """whom to forget"""
+    out: Path | None = None
+    """new run folder; by default RUN-without-CLIENT"""
+    release: Path | None = None
+    """between machines, for methods with secure sums: file in which the silo that leaves agrees to that; `ekiden silo
+    release` makes it there"""
+
+
+@dataclass(frozen=True)
+class JoinOptions:
+    """Make a run again with one more client; the new run has the bits of one that always had it."""
+
+    run: Positional[Path]
+    """run folder; it stays as it is"""
+    client: str
+    """who joins: a client that `ekiden run --without` left out, or one of --data"""
+    data: str = ""
+    """data that have this client and those of the run, unchanged; by default the run's own"""
+    out: Path | None = None
+    """new run folder; by default RUN-with-CLIENT"""
+
+
+def forget(options: ForgetOptions) -> None:
+    """`ekiden forget RUN --client NAME`."""
+    if _between_machines(options.run):
+        from ekiden.cli import silos  # noqa: PLC0415  (runs on one machine do not need it)
+
+        silos.forget(options.run, options.client, options.out, options.release)
+    else:
+        if options.release:
+            raise UserError("--release is for runs between machines: leave it out")
+        _print(options.run, reruns.forget(options.run, options.client, out=options.out))
+    console.print(f"{options.run} still holds {options.client}: delete it to forget it there, too", soft_wrap=True)
+
+
+def join(options: JoinOptions) -> None:
+    """`ekiden join RUN --client NAME [--data DATA]`."""
+    if _between_machines(options.run):
+        from ekiden.cli import silos  # noqa: PLC0415
+
+        if options.data:
+            raise UserError(f"the silos of {options.run} have their own data: leave out --data")
+        return silos.join(options.run, options.client, options.out)
+    outside.trust(options.data)
+    data = datasets.located(options.data) if options.data else None
+    _print(options.run, reruns.join(options.run, options.client, data, out=options.out))
+
+
+def _between_machines(folder: Path) -> bool:
+    return read_config(folder).get("on") == "flower"
+
+
+def _print(before: Path, result: Result) -> None:
+    assert result.folder is not None, "it was made"
+    console.print(summary.comparison([summary.summarise(before), summary.summarise(result.folder)]))
+    console.print(f"run folder: {result.folder}", soft_wrap=True)

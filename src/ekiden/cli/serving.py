@@ -15,7 +15,7 @@ from ekiden.base.files import write
 from ekiden.cli.console import console
 from ekiden.cli.sweeps import export_metrics
 from ekiden.engine.folder import read_config
-from ekiden.results.model import ModelSource, not_finished
+from ekiden.results.result import ModelSource, not_finished
 from ekiden.serving import card as cards
 from ekiden.serving import exporting, predictions
 from ekiden.serving.loading import load_model, open_run

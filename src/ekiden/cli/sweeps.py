@@ -1,28 +1,31 @@
-"""The command line for experiment files and what comes out of them: `ekiden sweep`, `results`, `export` of metrics."""
+"""The command line of many runs: `ekiden sweep`, `results`, `report`, and `export` of metrics."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
+from typing import Annotated
 
+import tyro
 from rich.table import Table
 from rich.text import Text
 from tyro.conf import Positional
 
-from ekiden.base.checks import Checked, Count
+from ekiden.base.checks import Checked, Count, CountOrZero
 from ekiden.base.errors import UserError, counted
 from ekiden.base.files import write
+from ekiden.base.outside import require_extra
 from ekiden.cli.console import console, no_run
 from ekiden.engine.setup import core_count
 from ekiden.results import tracking
-from ekiden.runs import export, launch
+from ekiden.runs import launch, summary
 from ekiden.runs.launch import Board, RunEnd
 from ekiden.runs.summary import divergence, summarise
 from ekiden.tables import ledger, records, sweep, verdicts
 from ekiden.tables.experiment import PAPER, Cell, Experiment
-from ekiden.tables.paired import contrasts
 from ekiden.tables.sweep import Sweep, SweepRun
+from ekiden.tables.verdicts import contrasts
 
 
 @dataclass(frozen=True)
@@ -208,11 +211,11 @@ def export_metrics(paths: Sequence[Path], tensorboard: Path | None) -> None:
         raise no_run("export", [path for path in paths if path not in files])
     runs = [summarise(folder) for folder in folders]
     if tensorboard:
-        export.tensorboard(runs, tensorboard)
+        summary.tensorboard(runs, tensorboard)
         line = f"{counted(len(runs), 'run')} written to {tensorboard}: tensorboard --logdir {tensorboard}"
         console.print(line, soft_wrap=True)
     for file in files:
-        console.print(f"{counted(export.write(runs, file), 'row')} of {counted(len(runs), 'run')} written to {file}")
+        console.print(f"{counted(summary.write(runs, file), 'row')} of {counted(len(runs), 'run')} written to {file}")
 
 
 def list_results(options: ResultsOptions) -> None:
@@ -229,3 +232,27 @@ def list_results(options: ResultsOptions) -> None:
         raise UserError(f"cannot read {options.write} ({error}): name another file by --write") from None
     write(options.write, [ledger.page(sweeps, old).encode()])
     console.print(f"written to {options.write}")
+
+
+@dataclass(frozen=True)
+class ReportOptions(Checked):
+    """Write one page with tables, figures, and the numbers behind them. It needs no network."""
+
+    runs: Positional[tuple[Path, ...]]
+    """run folders, sweep folders, or folders that hold them"""
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report")
+    """folder that gets index.html, figures/ and data/"""
+    details: CountOrZero = 8
+    """how many methods get figures of their own (features, forgetting, loss surface, ...); 0: none, no data are read"""
+
+
+def report(options: ReportOptions) -> None:
+    """`ekiden report RUN... [-o FOLDER]`."""
+    require_extra("report", "ekiden report", "matplotlib", "jinja2")
+    from ekiden.reporting import report as write  # noqa: PLC0415  (it needs an extra)
+
+    with console.status("reading runs") as status:
+        found = write(options.runs, options.out, options.details, status.update)
+    for folder, why in found.left_out:
+        console.print(f"left out: {folder}: {why}", soft_wrap=True, markup=False, highlight=False)
+    console.print(f"report: {options.out / 'index.html'}", soft_wrap=True, markup=False, highlight=False)

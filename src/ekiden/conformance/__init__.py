@@ -12,8 +12,17 @@ from typing import Any
 
 from ekiden.base.errors import UserError
 from ekiden.base.outside import failure, source
-from ekiden.conformance import transport
-from ekiden.conformance.conduct import (
+from ekiden.conformance import transport_rules
+from ekiden.conformance.class_rules import (
+    cites_its_source,
+    describes_itself,
+    every_field_has_default_and_help,
+    flags_do_not_collide,
+    is_a_frozen_dataclass,
+    refuses_wrong_values,
+    tasks_are_annotated,
+)
+from ekiden.conformance.run_rules import (
     counts_every_pass,
     ends_after_its_steps,
     keeps_what_it_declares,
@@ -23,16 +32,7 @@ from ekiden.conformance.conduct import (
     resumes,
     same_on_processes,
 )
-from ekiden.conformance.form import (
-    cites_its_source,
-    describes_itself,
-    every_field_has_default_and_help,
-    flags_do_not_collide,
-    is_a_frozen_dataclass,
-    refuses_wrong_values,
-    tasks_are_annotated,
-)
-from ekiden.conformance.subject import Broken, Subject
+from ekiden.conformance.small_runs import Broken, Subject
 from ekiden.engine.method import Method
 from ekiden.transports import MakesTransport
 
@@ -120,7 +120,7 @@ def check_transport(make: MakesTransport) -> tuple[Finding, ...]:
         make: makes the transport, as `ekiden.run(..., transport=...)` takes it.
     """
     findings = []
-    for one in transport.CHECKS:
+    for one in transport_rules.CHECKS:
         broken = ""
         try:
             one(make)

@@ -16,7 +16,7 @@ from ekiden.methods.chain.fedtasuki.fedtasuki import FedTasuki
 from ekiden.methods.chain.sfedkd import SFedKD
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures
 from ekiden.methods.exact.closing import LAP, ClosingLap, lapped, with_lap
-from ekiden.methods.exact.fedgram.fedgram import FedGram
+from ekiden.methods.exact.fedgram import FedGram
 from ekiden.methods.exact.fedkrylov.fedkrylov import FedKrylov
 from ekiden.methods.gossip.criticalfl.criticalfl import CriticalFL
 from ekiden.methods.gossip.criticalfl.criticalfl_server import CriticalFLServer
@@ -34,7 +34,7 @@ from ekiden.methods.one_shot.ensemble import Ensemble
 from ekiden.methods.one_shot.fedfisher import FedFisher
 from ekiden.methods.one_shot.fedlpa import FedLPA
 from ekiden.methods.one_shot.fedma import FedMA
-from ekiden.methods.one_shot.fedov.fedov import FedOV
+from ekiden.methods.one_shot.fedov import FedOV
 from ekiden.methods.one_shot.fedpft import FedPFT
 from ekiden.methods.one_shot.fens import FENS
 from ekiden.methods.one_shot.fisher_merging import FisherMerging

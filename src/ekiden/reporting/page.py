@@ -1,8 +1,9 @@
-"""Write the page: one HTML file that needs no network, with figures and numbers in files next to it."""
+"""The page of a report: one HTML file that needs no network, with figures and numbers in files next to it."""
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -13,16 +14,248 @@ from jinja2 import Environment, StrictUndefined
 from ekiden._version import __version__
 from ekiden.base.errors import UserError
 from ekiden.base.files import disk_error
+from ekiden.data.describe import counts, held_names, picture
 from ekiden.data.samples import FederatedData
-from ekiden.reporting.compose import Item, Section, compose
-from ekiden.reporting.models import Opener
-from ekiden.reporting.runs import Found, collect
-from ekiden.reporting.style import Drawing, Heading, Missing, as_csv, data_uri, look, publish
-from ekiden.reporting.tables import ResultTable
-from ekiden.results.model import ModelSource
+from ekiden.reporting import models
+from ekiden.reporting.figures import by_client, by_group, curves, forgetting, heat, ledger
+from ekiden.reporting.models import Opened, Opener, accuracies
+from ekiden.reporting.runs import Found, Group, collect
+from ekiden.reporting.style import Drawing, Heading, Missing, Value, as_csv, data_uri, look, publish
+from ekiden.reporting.tables import PlainTable, ResultTable, commands, costs, environments, results
+from ekiden.results.result import ModelSource
 
+Item = ResultTable | PlainTable | Drawing | Heading | Missing
+Say = Callable[[str], None]
 _PARTS = ("figures", "data", "index.html")
 _MADE_BY = '<meta name="generator" content="ekiden report">'
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of the page.
+
+    Attributes:
+        key: the anchor.
+        short: the name in the list of sections.
+        title: the heading.
+        intro: how to read the section.
+        items: tables, figures, and lines that say why a figure is missing.
+    """
+
+    key: str
+    short: str
+    title: str
+    intro: str
+    items: tuple[Item, ...]
+
+
+@dataclass(frozen=True)
+class Details:
+    """The runs that get their own figures.
+
+    Attributes:
+        groups: methods; the first run of each is drawn.
+        opened: data and models of these runs.
+        closed: why data and models of other runs cannot be read.
+    """
+
+    groups: tuple[Group, ...]
+    opened: Mapping[Group, Opened]
+    closed: tuple[Missing, ...]
+
+
+def compose(found: Found, details: int, say: Say, opener: Opener) -> Iterator[Section]:
+    """Return all sections, each made when it is asked for.
+
+    Args:
+        found: the runs.
+        details: number of methods that get their own figures; with 0 no data are read.
+        say: shows a line of progress to the user.
+        opener: reads the data and models of a run.
+    """
+    yield _section("results", "Results", "Results", "", results(found))
+    yield _section("cost", "Cost", "What it took", _COST, _each(found, lambda i, s, g: [costs(s, i, g)]))
+    say("curves")
+    yield _section("curves", "Curves", "Accuracy against bytes, compute and steps", _CURVES, _each(found, _curves))
+    say("reading data and models")
+    chosen = _details(found, details, opener)
+    opened, closed = chosen.opened, chosen.closed
+    yield _section("groups", "Groups", "Accuracy by client, domain and class", _GROUPS, _groups(found, chosen))
+    yield _section("data", "Data", "Who holds what", _DATA, [*_holders(opened), *closed])
+    yield _section("forgetting", "Forgetting", "Forgetting along the hops", _FORGETTING, _forgetting(chosen))
+    say("pools, features, loss surfaces")
+    pools = _of_models(chosen, lambda g, o, i: [models.last_pool(g, o, i)])
+    yield _section("pool", "Pool", "Distances in the last pool", _POOL, pools)
+    yield _section(
+        "features", "Features", "Features of the final models", _FEATURES, _of_models(chosen, models.features)
+    )
+    yield _section("surface", "Loss surface", "Loss between models", _SURFACE, _surfaces(chosen))
+    say("ledgers")
+    sent = _by_setting(chosen.groups, lambda g, i: [ledger(g, i)])
+    yield _section("ledger", "Ledger", "Who sent how much to whom", _LEDGER, sent)
+    yield _section("runs", "Commands", "Commands and environments", "", [commands(found), environments(found)])
+    yield _section("left-out", "Left out", "Left out", "", _left_out(found.left_out))
+
+
+_MOST_BUBBLES = 24  # clients in the drawing of `ekiden data`; more are a heat map
+_COST = (
+    "Accuracy (or another metric that heads its column) is measured on the union of all clients' test data; for "
+    "personal models it is their mean. Own test data: each client on its own test data, averaged over the "
+    "clients. Forward and backward: samples that went through a network, the same on any machine. Means "
+    "over the seeds, ± standard deviation."
+)
+_CURVES = "Lines are means over the seeds, bands one standard deviation; the large mark is the end of the run."
+_GROUPS = "The first seed of each method."
+_DATA = "Training and validation samples of each class at each client; a larger mark means more."
+_FORGETTING = (
+    "Accuracy on every client's test data after each hop. Mean forgetting: how far the accuracy at the end is below "
+    "the best since the client trained, averaged over all clients but the last."
+)
+_POOL = "Euclidean distances between the parameters of the models at the client that trained last."
+_FEATURES = "t-SNE of what enters the classifier, on test samples. Distances between far groups mean little."
+_SURFACE = "Cross-entropy on test samples over the plane through three models; distances between parameters."
+_LEDGER = "Bytes over the whole run; a wider and darker arrow means more."
+
+
+def _section(key: str, short: str, title: str, intro: str, items: Iterable[Item | None]) -> Section:
+    """Make a section. Leave out what does not apply, and state each reason for missing figures once."""
+    shown: list[Item] = []
+    why: dict[str, list[str]] = defaultdict(list)
+    for item in items:
+        if isinstance(item, Missing):
+            why[item.why].append(item.who)
+        elif item is not None:
+            shown.append(item)
+    reasons = [Missing(", ".join(dict.fromkeys(who)), reason) for reason, who in why.items()]
+    return Section(key, short, title, intro, (*shown, *reasons))
+
+
+def _each(found: Found, make: Callable[[int, str, Sequence[Group]], Sequence[Item]]) -> Iterator[Item]:
+    """Make items for each setting, under the setting's name if there are several."""
+    settings = found.by_setting()
+    for number, (setting, groups) in enumerate(settings.items(), 1):
+        items = make(number, setting, groups)
+        if len(settings) > 1 and items and not isinstance(items[0], PlainTable):
+            yield Heading(setting)
+        yield from items
+
+
+def _curves(number: int, setting: str, groups: Sequence[Group]) -> Sequence[Item]:
+    return curves(number, groups)
+
+
+def _details(found: Found, most: int, opener: Opener) -> Details:
+    """Open the first run of each method, setting by setting, as long as whole settings fit into `most`."""
+    groups: list[Group] = []
+    closed, opened = [], {}
+    for setting, peers in found.by_setting().items():
+        fitting = peers[:most] if not groups else peers if len(groups) + len(peers) <= most else []
+        groups += fitting
+        if len(fitting) < len(peers):
+            closed.append(Missing(setting, f"--details {len(found.groups)} draws the other methods and settings too"))
+    for group in groups:
+        try:
+            opened[group] = opener(group.first)
+        except UserError as error:
+            closed.append(Missing(group.name, _elsewhere(group) or str(error)))
+    return Details(tuple(groups), opened, tuple(closed))
+
+
+def _elsewhere(group: Group) -> str:
+    """Say why the data of a run are not available here, if they never were."""
+    return "run between machines: the data stayed there" if group.first.config.get("on") else ""
+
+
+def _groups(found: Found, chosen: Details) -> Iterator[Item]:
+    """Draw accuracies by client, as the runs reported them, and by domain and class, computed from their models."""
+    measured: dict[str, dict[str, dict[str, Any]]] = defaultdict(lambda: defaultdict(dict))
+    for group, run in chosen.opened.items():
+        same = group.shown.name == next(iter(found.by_setting()[group.setting])).shown.name
+        for kind, rows in accuracies(run).items():
+            if rows and same:
+                measured[group.setting][kind][group.name] = rows
+
+    def make(number: int, setting: str, groups: Sequence[Group]) -> Sequence[Item]:
+        kinds, metric = measured[setting], groups[0].shown
+        shown = [
+            by_group(kind, f"{kind}-{number}", kinds[kind], metric) for kind in ("domain", "class") if kind in kinds
+        ]
+        return [by_client(setting, number, groups), *shown]
+
+    yield from _each(found, make)
+    yield from chosen.closed
+
+
+def _holders(opened: Mapping[Group, Opened]) -> Iterator[Item]:
+    """Draw who holds what for each setting, for its first seed."""
+    first: dict[str, tuple[Group, Opened]] = {}
+    for group, run in opened.items():
+        first.setdefault(group.setting, (group, run))
+    for number, (setting, (group, run)) in enumerate(first.items(), 1):
+        held, classes = counts(run.data), held_names(run.data)
+        if len(run.data.clients) > _MOST_BUBBLES:
+            clients = [client.name for client in run.data.clients]
+            figure, _ = heat(held.T.astype(float), classes, clients, unit="samples", labels=("class", "client"))
+        else:
+            figure = picture(run.data)
+            figure.axes[0].set_title("")
+        rows: list[list[Value]] = [[c.name, *map(int, n)] for c, n in zip(run.data.clients, held, strict=True)]
+        note = f"Seed {group.first.config['seed']}."
+        yield Drawing(f"holds-{number}", setting, note, figure, ["client", *classes], rows)
+
+
+def _by_setting(groups: Iterable[Group], make: Callable[[Group, int], Sequence[Item]]) -> list[Item]:
+    """Make items for each group, under the setting's name if there are several settings."""
+    made: dict[str, list[Item]] = defaultdict(list)
+    for number, group in enumerate(groups, 1):
+        try:
+            made[group.setting] += make(group, number)
+        except UserError as error:  # a damaged file in its folder
+            made[group.setting].append(Missing(group.name, str(error)))
+    several = len(made) > 1
+    return [
+        item
+        for setting, items in made.items()
+        for item in ([Heading(setting)] if several and any(isinstance(i, Drawing) for i in items) else []) + items
+    ]
+
+
+def _of_models(chosen: Details, make: Callable[[Group, Opened, int], Sequence[Item]]) -> list[Item]:
+    """Make items for each run that could be opened; say why others could not."""
+    return [*_by_setting(chosen.opened, lambda g, i: make(g, chosen.opened[g], i)), *chosen.closed]
+
+
+def _forgetting(chosen: Details) -> list[Item]:
+    def make(group: Group, number: int) -> list[Item]:
+        item = forgetting(group, number)
+        return [item] if item is not None else []
+
+    none = Missing(", ".join(dict.fromkeys(g.name for g in chosen.groups)), "no model is handed from client to client")
+    return _by_setting(chosen.groups, make) or ([none] if chosen.groups else [])
+
+
+def _surfaces(chosen: Details) -> list[Item]:
+    """Draw the loss around each run's models, and once per setting through three models with the same initial model."""
+    alike: dict[tuple[str, int, int], list[Group]] = defaultdict(list)
+    for group, run in chosen.opened.items():
+        if not run.personal:
+            alike[group.setting, group.first.config["seed"], len(run.models[0].params)].append(group)
+    shared = {groups[0]: groups[:3] for groups in alike.values() if len(groups) >= 3}
+
+    def make(group: Group, opened: Opened, number: int) -> list[Item]:
+        peers = shared.get(group, [])
+        between = [models.shared_surface(peers, [chosen.opened[g] for g in peers], number)] if peers else []
+        return [*between, models.own_surface(group, opened, number)]
+
+    return _of_models(chosen, make)
+
+
+def _left_out(folders: Sequence[tuple[Path, str]]) -> list[Item]:
+    if not folders:
+        return []
+    rows = [[str(folder), why] for folder, why in folders]
+    note = "Folders that are in no table and no figure."
+    return [PlainTable("left-out", "", note, ["folder", "why"], rows, texts=frozenset({1}))]
 
 
 @dataclass(frozen=True)

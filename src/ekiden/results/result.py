@@ -1,4 +1,4 @@
-"""The result of a run: its models and numbers, in memory or from a run folder."""
+"""The result of a run: its models and numbers, in memory or from a run folder; a model takes samples as they are."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -9,15 +9,17 @@ from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ekiden.base.errors import UserError, counted, unknown
 from ekiden.base.outside import require_extra
-from ekiden.data.kinds import Images
+from ekiden.data.augment import normalise
+from ekiden.data.kinds import Images, Inputs, Table, Tokens, from_json
 from ekiden.data.origin import said_in
 from ekiden.data.samples import Dataset, FederatedData, Samples
-from ekiden.data.tasks import Metric
+from ekiden.data.tasks import Metric, Task, task_of
 from ekiden.engine.drive import Row
 from ekiden.engine.evaluation import Built, TestSet
 from ekiden.engine.folder import settings_in
@@ -26,12 +28,105 @@ from ekiden.engine.networks import as_module
 from ekiden.engine.setup import check_model, resolved_hardware, why_unusable
 from ekiden.engine.transport import Transfer
 from ekiden.engine.worker import Setup, Worker
-from ekiden.results.model import LoadedModel, inputs_of, task_in, wrapped
 from ekiden.training.weights import Weights
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
+
+ModelSource = nn.Module | Callable[[], nn.Module]
+"""The module that a run was started with, or a function that makes one; its values do not matter."""
+
+
+class LoadedModel(nn.Module):
+    """A trained network that takes samples as they are, in evaluation mode.
+
+    Attributes:
+        network: the network alone, which takes normalised samples.
+        classes: the class names, in the order of the outputs.
+        shape: shape of one sample, (C, H, W) for images.
+        mean: per channel, subtracted from pixels in [0, 1].
+        std: per channel, divided by.
+        inputs: the kind of samples, and how raw samples become tensors: `model(model.inputs.encode(files))`.
+        task: the meaning of the outputs: `model.task.answers(outputs, full=True)` are probabilities, or values.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        classes: tuple[str, ...],
+        shape: tuple[int, ...],
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        inputs: Inputs,
+        task: Task,
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.classes = classes
+        self.shape = shape
+        self.mean = mean
+        self.std = std
+        self.inputs = inputs
+        self.task = task
+        self.eval()
+
+    def forward(self, x: Any) -> Tensor:
+        """Return outputs (b, K) for a batch; for classes these are logits.
+
+        Args:
+            x: tensor or array (b, *shape). uint8 pixels from 0 to 255, or float pixels in [0, 1]; or float features, if
+                the run had such data. Mean and standard deviation are applied here. Texts are (b, L) int64 tokens. Or
+                what the run's data were made of: rows of a table (a frame, or a dict of columns), or a list of texts.
+
+        Raises:
+            UserError: samples of another shape, or of another kind than the run's.
+        """
+        if not isinstance(x, Tensor):
+            x = self._tensor(x)
+        tokens = self.inputs.ragged and x.ndim == 2
+        if tuple(x.shape[1:]) != self.shape and not tokens:
+            raise UserError(f"the model takes a batch of samples of shape {self.shape}, not {tuple(x.shape)}")
+        logits: Tensor = self.network(normalise(x, self.mean, self.std))
+        return logits
+
+    def _tensor(self, x: Any) -> Tensor:
+        """Return what is not a tensor as one; arrays have no names of columns, so they cannot be rows of a table."""
+        if not isinstance(x, np.ndarray):
+            return self.inputs.for_model(x, self.shape)
+        if isinstance(self.inputs, Table):
+            columns = ", ".join((*self.inputs.numeric, *self.inputs.categorical)[:10])
+            raise UserError(f"an array does not say which columns it has: give a frame or a dict with {columns}")
+        if x.dtype.kind not in "biuf":
+            raise UserError(f"an array of {x.dtype} holds no numbers: give pixels, features or tokens")
+        return torch.from_numpy(x).float() if x.dtype.kind == "f" else torch.from_numpy(x)
+
+
+def wrapped(network: nn.Module, about: Mapping[str, Any]) -> LoadedModel:
+    """Return a network with the classes and inputs of its run's configuration."""
+    given = about["input"]
+    shape, mean, std = (tuple(given[key]) for key in ("shape", "mean", "std"))
+    return LoadedModel(network, tuple(about["classes"]), shape, mean, std, inputs_of(about), task_in(about))
+
+
+def inputs_of(about: Mapping[str, Any]) -> Inputs:
+    """Return the kind of a run's samples."""
+    inputs, network = from_json(about["inputs"]), str(about["network"])
+    if isinstance(inputs, Tokens) and inputs.tokenizer == "model" and network.startswith("hf:"):
+        return replace(inputs, tokenizer=network.removeprefix("hf:"))  # as each silo has its own
+    return inputs
+
+
+def task_in(about: Mapping[str, Any]) -> Task:
+    """Return what a run's labels mean."""
+    return task_of(about["task"])
+
+
+def not_finished(config: Mapping[str, Any], step: int) -> str:
+    """Return a line about a run that stopped before its end; empty for other runs."""
+    if step >= config["steps"]:
+        return ""
+    return f"the run stopped after step {step} of {config['steps']}: this is its model so far"
 
 
 Models = tuple[Weights | None, tuple[Weights, ...]]

@@ -24,10 +24,10 @@ from ekiden.engine.drive import Row
 from ekiden.engine.folder import InUse
 from ekiden.engine.method import Method
 from ekiden.engine.setup import core_count
-from ekiden.results.progress import bars, measured
+from ekiden.results.tracking import bars, measured
 from ekiden.runs.plan import Plan
 from ekiden.runs.summary import duration
-from ekiden.transports.local.processes import end_with_parent
+from ekiden.transports.local import end_with_parent
 
 
 @dataclass(frozen=True)

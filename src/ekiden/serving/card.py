@@ -10,8 +10,7 @@ from ekiden.base.errors import counted
 from ekiden.data.kinds import Table
 from ekiden.data.origin import said_in
 from ekiden.data.tasks import Classification, MultiLabel, Regression
-from ekiden.results.model import LoadedModel, inputs_of, not_finished, task_in
-from ekiden.results.result import Result, flat
+from ekiden.results.result import LoadedModel, Result, flat, inputs_of, not_finished, task_in
 from ekiden.runs.summary import size
 
 _BODY = """

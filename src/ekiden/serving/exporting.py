@@ -1,5 +1,10 @@
-"""Write a trained network as a file for other software, and check it before it is put in place."""
+"""Write a trained network as a file for other software, and check it before it is put in place.
 
+An exported model of a table takes unscaled rows: their encoding goes into it. The body of a network from transformers
+becomes a folder that `AutoModel.from_pretrained` opens.
+"""
+
+import copy
 import io
 import json
 import logging
@@ -12,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,14 +26,16 @@ from ekiden.base.errors import UserError, unknown
 from ekiden.base.files import disk_error, safetensors_chunks, write
 from ekiden.data.kinds import Images, Table, Tokens, to_json
 from ekiden.data.tasks import Classification, Regression, recorded
-from ekiden.results.model import LoadedModel, ModelSource
-from ekiden.serving import table_graph, transformers_part
+from ekiden.models.pretrained import Decoder, Encoder
+from ekiden.results.result import LoadedModel, ModelSource
 from ekiden.serving.card import card, usage
 from ekiden.serving.loading import load_model, open_run
 from ekiden.serving.predictions import check_free
-from ekiden.serving.samples import samples_of
+from ekiden.serving.reading import samples_of
 from ekiden.training.frozen import fixed
 
+_DOMAIN, _VERSION = "ai.onnx.ml", 3
+_APART = 1e-3  # relative to the largest feature
 FORMATS = ("onnx", "pt2", "hf")
 RELATIVE, ABSOLUTE = 1e-3, 1e-4
 """How far an output of the exported model may be from ours: ABSOLUTE + RELATIVE · |ours|."""
@@ -35,6 +43,203 @@ _LARGEST = 2**31 - 2**24  # bytes in an ONNX file, which is one protobuf message
 _EXTRA = 'pip install "ekiden[onnx]"'
 Program = Callable[[Any], Tensor]
 """Returns the outputs of an exported model for raw samples: a tensor, or the rows of an Arrow table."""
+
+
+class Rows(nn.Module):
+    """A model that takes unscaled rows."""
+
+    def __init__(self, encoded: nn.Module, table: Table) -> None:
+        """Wrap a model.
+
+        Args:
+            encoded: takes encoded rows (b, d).
+            table: the columns and their encoding.
+        """
+        super().__init__()
+        self.encoded = encoded
+        self.numeric, self.categorical = bool(table.numeric), bool(table.categorical)
+        self.gaps = [table.numeric.index(name) for name in table.gaps]
+        self.centre: Tensor
+        self.scale: Tensor
+        self.register_buffer("centre", torch.tensor(table.centre, dtype=torch.float64))
+        self.register_buffer("scale", torch.tensor(table.scale, dtype=torch.float64))
+
+    def forward(self, *parts: Tensor) -> Tensor:
+        """Return outputs (b, K).
+
+        Args:
+            *parts: (b, numeric) float64 numbers, NaN if one is missing, and (b, categorical) int64 codes; a table
+                without columns of a kind lacks that part.
+        """
+        found = []
+        if self.numeric:
+            numbers = parts[0]
+            missing = numbers.isnan()
+            scaled = (numbers - self.centre) / self.scale
+            found.append(torch.where(missing, torch.zeros_like(scaled), scaled).float())
+            found += [missing[:, [k]].float() for k in self.gaps]
+        if self.categorical:
+            found.append(parts[-1].float())
+        out: Tensor = self.encoded(torch.cat(found, dim=1))
+        return out
+
+
+def part_names(table: Table) -> list[str]:
+    """Return the names of the parts of a row that `Rows` takes."""
+    return ["numbers"] * bool(table.numeric) + ["codes"] * bool(table.categorical)
+
+
+def example_columns(table: Table) -> tuple[Tensor, ...]:
+    """Return two rows of zeros, as the parts that `Rows` takes."""
+    kinds = {"numbers": (len(table.numeric), torch.float64), "codes": (len(table.categorical), torch.int64)}
+    return tuple(torch.zeros(2, kinds[name][0], dtype=kinds[name][1]) for name in part_names(table))
+
+
+def row_parts(raw: Any, table: Table) -> tuple[Tensor, ...]:
+    """Return raw rows of an Arrow table as the parts that `Rows` takes."""
+    given, found = row_columns(raw, table), []
+    if table.numeric:
+        found.append(torch.from_numpy(np.stack([given[name] for name in table.numeric], axis=1)))
+    if table.categorical:
+        places = [{name: i for i, name in enumerate(known, 1)} for known in table.vocabularies]
+        named = zip(places, table.categorical, strict=True)
+        found.append(torch.tensor([[place.get(text, 0) for text in given[name]] for place, name in named]).T)
+    return tuple(found)
+
+
+def row_columns(raw: Any, table: Table) -> dict[str, Any]:
+    """Return raw rows of an Arrow table as the inputs of an ONNX file, by column."""
+    found: dict[str, Any] = {name: np.array(raw[name].to_pylist(), dtype=np.float64) for name in table.numeric}
+    texts = {name: [text or "" for text in raw[name].to_pylist()] for name in table.categorical}
+    return found | {name: np.array(column, dtype=object) for name, column in texts.items()}
+
+
+def columns_taken(table: Table, *, named: bool) -> str:
+    """Return in words what an exported model takes; `named`: whether it has an input for each column."""
+    numbers = "number" + "s" * (len(table.numeric) != 1)
+    if named:
+        kinds = [f"float64 for {numbers} ({', '.join(table.numeric)}), NaN if missing"] * bool(table.numeric)
+        kinds += [f"text for categories ({', '.join(table.categorical)}), empty if missing"] * bool(table.categorical)
+        return f"an input (n,) for each column, by its name: {'; '.join(kinds)}"
+    kinds = [f"float64 numbers (n, {len(table.numeric)}): {', '.join(table.numeric)}, NaN if missing"] * bool(
+        table.numeric
+    )
+    kinds += [
+        f"int64 codes (n, {len(table.categorical)}): {', '.join(table.categorical)}, each the place of the category in "
+        "inputs.vocabularies, counted from 1, and 0 for others"
+    ] * bool(table.categorical)
+    return "; then ".join(kinds)
+
+
+def take_columns(model: Any, table: Table) -> None:
+    """Change an ONNX model that takes the parts of `Rows` so that it takes a named input for each column.
+
+    Args:
+        model: an `onnx_ir.Model`; it is changed.
+        table: the columns.
+    """
+    import onnx_ir as ir  # noqa: PLC0415  (comes with the extra)
+
+    graph = model.graph
+    _free_names(graph, {*table.numeric, *table.categorical})
+    given = dict(zip(part_names(table), graph.inputs, strict=True))
+    batch = graph.inputs[0].shape[0]
+    one = ir.Value(name="ekiden.one", const_value=ir.tensor([1], name="ekiden.one"))
+    made: list[Any] = []
+    inputs: list[Any] = []
+
+    def added(name: str, kind: Any) -> Any:
+        inputs.append(ir.Input(name, shape=ir.Shape([batch]), type=ir.TensorType(kind)))
+        return inputs[-1]
+
+    def node(kind: str, taken: list[Any], name: str, attributes: dict[str, Any], domain: str = "") -> Any:
+        out = ir.Value(name=f"ekiden.{name}")
+        made.append(ir.node(kind, taken, attributes, domain=domain, outputs=[out]))
+        return out
+
+    stacked: dict[str, list[Any]] = {"numbers": [], "codes": []}
+    for k, name in enumerate(table.numeric):
+        column = added(name, ir.DataType.DOUBLE)
+        stacked["numbers"].append(node("Unsqueeze", [column, one], f"number.{k}", {}))
+    for k, (name, known) in enumerate(zip(table.categorical, table.vocabularies, strict=True)):
+        places = {"keys_strings": list(known), "values_int64s": list(range(1, len(known) + 1)), "default_int64": 0}
+        if not known:  # the operator needs a key
+            places |= {"keys_strings": [""], "values_int64s": [0]}
+        code = node("LabelEncoder", [added(name, ir.DataType.STRING)], f"category.{k}", places, _DOMAIN)
+        stacked["codes"].append(node("Unsqueeze", [code, one], f"code.{k}", {}))
+    for name, part in given.items():
+        ir.convenience.replace_all_uses_with(part, node("Concat", stacked[name], name, {"axis": 1}))
+    graph.initializers.add(one)
+    graph.inputs.clear()
+    graph.inputs.extend(inputs)
+    graph.insert_before(graph[0], made)
+    model.opset_imports[_DOMAIN] = _VERSION
+
+
+def _free_names(graph: Any, taken: set[str]) -> None:
+    """Rename values inside the graph that are called like a column."""
+    inside = [*graph.inputs, *graph.initializers.values(), *(value for n in graph for value in n.outputs)]
+    names = {value.name for value in inside}
+    for value in inside:
+        if value.name in taken:
+            free = next(name for k in range(len(names) + 2) if (name := f"ekiden.{k}.{value.name}") not in names)
+            value.name = free
+
+
+def save_backbone(model: LoadedModel, x: Tensor, folder: Path) -> bool:
+    """Write the body of the network to `folder`/backbone, with its adapters merged, and open it again to compare.
+
+    Args:
+        model: the model with the network.
+        x: samples on which features are compared.
+        folder: the folder of the export.
+
+    Returns:
+        Whether the network has a body of transformers; otherwise nothing is written.
+    """
+    features = getattr(model.network, "features", None)
+    if not isinstance(features, Encoder | Decoder):
+        return False
+    from transformers import AutoModel  # noqa: PLC0415  (an extra that is here, as the network was built by it)
+
+    body: Any = merged(features.backbone)
+    place = folder / "backbone"
+    body.save_pretrained(place, state_dict=dict(body.state_dict()))
+    if isinstance(model.inputs, Tokens) and (Path(model.inputs.tokenizer) / "tokenizer.json").is_file():
+        for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+            if (file := Path(model.inputs.tokenizer) / name).is_file():
+                shutil.copy(file, place / name)
+    again = copy.deepcopy(features)
+    again.backbone = AutoModel.from_pretrained(place, use_safetensors=True).eval()
+    x = x if model.inputs.ragged else x.float() / 255
+    with torch.inference_mode():
+        ours, theirs = features(x), again(x)
+    if float((ours - theirs).abs().max()) > _APART * float(ours.abs().max()):
+        raise UserError(
+            "the body of the network cannot be written for transformers, because its outputs would differ: use --to pt2"
+        )
+    return True
+
+
+def merged(backbone: nn.Module) -> nn.Module:
+    """Return a copy in which nothing is frozen, and each layer with an adapter is merged with it."""
+    body = copy.deepcopy(backbone)
+    for path, value in list(fixed(body)):
+        above, _, name = path.rpartition(".")
+        part = body.get_submodule(above)
+        del part._buffers[name]
+        part._non_persistent_buffers_set.discard(name)
+        if value.is_floating_point():
+            part.register_parameter(name, nn.Parameter(value.clone(), requires_grad=False))
+        else:
+            part.register_buffer(name, value)
+    adapted = [(path, part) for path, part in body.named_modules() if hasattr(part, "get_base_layer")]
+    for path, part in adapted:
+        layer: Any = part
+        layer.merge()
+        above, _, name = path.rpartition(".")
+        setattr(body.get_submodule(above), name, layer.get_base_layer())
+    return body
 
 
 @dataclass(frozen=True)
@@ -152,7 +357,7 @@ def _examples(model: LoadedModel) -> tuple[Tensor, ...]:
     """Return the inputs to trace with: zeros, because a traced program may keep them."""
     match model.inputs:
         case Table() as table:
-            return table_graph.examples(table)
+            return example_columns(table)
         case Tokens():
             return (torch.ones(2, *model.shape, dtype=torch.int64),)
         case Images():
@@ -168,7 +373,7 @@ def _traced(model: LoadedModel) -> Any:
         dims[1] = torch.export.Dim("length", max=model.shape[0])
     whole: nn.Module = _Raw(model)
     if isinstance(model.inputs, Table):
-        whole = table_graph.Rows(whole, model.inputs)
+        whole = Rows(whole, model.inputs)
     examples = _examples(model)
     shapes: Any = (dims,) if not isinstance(model.inputs, Table) else (tuple(dims for _ in examples),)
     with _quiet():
@@ -213,7 +418,7 @@ def _pt2(model: LoadedModel, file: Path) -> Program:
     with _quiet():
         loaded: Callable[..., Tensor] = torch.export.load(io.BytesIO(file.read_bytes())).module()
     table = model.inputs
-    return (lambda rows: loaded(*table_graph.parts(rows, table))) if isinstance(table, Table) else loaded
+    return (lambda rows: loaded(*row_parts(rows, table))) if isinstance(table, Table) else loaded
 
 
 def _onnx(model: LoadedModel, file: Path) -> Program:
@@ -226,7 +431,7 @@ def _onnx(model: LoadedModel, file: Path) -> Program:
     if size > _LARGEST:
         raise UserError(f"the model has {size:,} bytes, but an ONNX file holds at most 2 GB: use --to pt2")
     program = _traced(model)
-    names = table_graph.part_names(model.inputs) if isinstance(model.inputs, Table) else ["input"]
+    names = part_names(model.inputs) if isinstance(model.inputs, Table) else ["input"]
     with _quiet():
         try:
             made = torch.onnx.export(program, dynamo=True, input_names=names, output_names=["output"], verbose=False)
@@ -234,14 +439,14 @@ def _onnx(model: LoadedModel, file: Path) -> Program:
             raise UserError(f"the network cannot be written as ONNX ({_first(error)}): use --to pt2") from error
         assert made is not None, "the dynamo exporter returns a program"
         if isinstance(model.inputs, Table):
-            table_graph.take_columns(made.model, model.inputs)
+            take_columns(made.model, model.inputs)
         made.model.metadata_props.update({key: json.dumps(value) for key, value in about(model, named=True).items()})
         made.save(str(file), external_data=False)
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
 
     def answer(raw: Any) -> Tensor:
         table = model.inputs
-        given = table_graph.columns(raw, table) if isinstance(table, Table) else {"input": raw.numpy()}
+        given = row_columns(raw, table) if isinstance(table, Table) else {"input": raw.numpy()}
         return torch.from_numpy(session.run(None, given)[0])
 
     return answer
@@ -260,7 +465,7 @@ def _hf(model: LoadedModel, folder: Path, run: Path, network: ModelSource | None
     }
     write(folder / "model.safetensors", safetensors_chunks(state, {"format": "pt"}))
     answers = _pt2(model, folder / "model.pt2")
-    pretrained = transformers_part.save(model, raw, folder)
+    pretrained = save_backbone(model, raw, folder)
     write(folder / "config.json", [json.dumps(config, indent=2).encode() + b"\n"])
     write(
         folder / "README.md",
@@ -290,7 +495,7 @@ def takes(model: LoadedModel, *, named: bool) -> str:
             how = "scaled to" if fit == "stretch" else "scaled and cut to"
             return f"uint8 pixels (n, {shape}), {how} {model.shape[2]} x {model.shape[1]} before{scaled}"
         case Table() as table:
-            return table_graph.takes(table, named=named)
+            return columns_taken(table, named=named)
         case Tokens(tokenizer=tokenizer):
             name = Path(tokenizer).name or tokenizer
             return f"int64 tokens (n, length) of the tokenizer {name!r}, which is not in the file"

@@ -19,8 +19,7 @@ from ekiden.engine.method import Method
 from ekiden.engine.networks import GivenNetwork, Made, NamedNetwork, Prepared, as_module, of_method, read_model
 from ekiden.engine.transport import Transfer
 from ekiden.methods import method_of
-from ekiden.results.model import LoadedModel, ModelSource, task_in, wrapped
-from ekiden.results.result import Models, Result
+from ekiden.results.result import LoadedModel, Models, ModelSource, Result, task_in, wrapped
 from ekiden.runs.plan import federation_in
 from ekiden.training import frozen
 

@@ -1,25 +1,179 @@
-"""Write a trained model's predictions for files, one row per sample."""
+"""Write a trained model's predictions for files: a table with a row per sample, for segmentation a folder of masks."""
 
+import colorsys
+import csv
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
 from ekiden.base.errors import UserError
 from ekiden.base.files import disk_error
-from ekiden.data.tasks import LanguageModelling, Segmentation
-from ekiden.results.model import LoadedModel
-from ekiden.serving import masks
-from ekiden.serving.answers import Answers
+from ekiden.data.kinds import Tokens, texts
+from ekiden.data.tasks import LanguageModelling, MultiLabel, Regression, Segmentation
+from ekiden.data.tasks.base import IGNORED
+from ekiden.results.result import LoadedModel
 from ekiden.serving.reading import Batch, SampleReader
 
+TABLE = "masks.csv"
+_MOST = 256  # most classes of a PNG with a palette
 STDOUT = "-"
 _FORMATS = (".parquet", ".csv")
 _AT_ONCE = {LanguageModelling: 8, Segmentation: 16}  # samples per batch, because their outputs are large
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Run a model and name its outputs.
+
+    Attributes:
+        model: the model.
+    """
+
+    model: LoadedModel
+
+    def __call__(self, x: Tensor) -> dict[str, Any]:
+        """Return columns for samples (b, ...).
+
+        classification: `prediction`, the class by name, and `probability_NAME` of each. multi-label: `prediction`, the
+        labels with a probability of 1/2 or more, separated by semicolons, and `probability_NAME` of each. regression:
+        `prediction`, in the unit of the targets, or `prediction_NAME` of each of several. language-modelling: see
+        `_of_texts`.
+        """
+        with torch.inference_mode():
+            outputs = self.model(x).float()
+            if isinstance(self.model.task, LanguageModelling):
+                return self._of_texts(x, outputs)
+            answers = self.model.task.answers(outputs, full=True)
+        names = self.model.classes
+        if isinstance(self.model.task, Regression):
+            called = ["prediction"] if len(names) == 1 else [f"prediction_{name}" for name in names]
+            return {name: answers[:, k].numpy() for k, name in enumerate(called)}
+        columns = {f"probability_{name}": answers[:, k].numpy() for k, name in enumerate(names)}
+        if isinstance(self.model.task, MultiLabel):
+            there = (answers >= 0.5).tolist()
+            return {
+                "prediction": [";".join(n for n, yes in zip(names, row, strict=True) if yes) for row in there]
+            } | columns
+        return {"prediction": np.array(names, dtype=object)[answers.argmax(1).numpy()].tolist(), **columns}
+
+    def _of_texts(self, x: Tensor, outputs: Tensor) -> dict[str, Any]:
+        """Return how well the model predicts texts (b, L), given its outputs (b, L, K).
+
+        `tokens` is the number of predicted tokens, all except the first; `loss` is the mean over them of -ln p;
+        `perplexity` is exp of that. A text of one token has neither loss nor perplexity. `prediction` is the most
+        probable next token, if the tokenizer can name it.
+        """
+        tokens, task = self.model.inputs, self.model.task
+        assert isinstance(tokens, Tokens)
+        y = x.masked_fill(x == tokens.pad, IGNORED)
+        counted = task.units(y)
+        assert counted is not None
+        loss = task.loss(outputs, y).masked_fill(counted == 0, torch.nan)
+        last = (tokens.lengths(x) - 1).clamp(min=0)
+        following = texts.decode(outputs[torch.arange(len(x)), last].argmax(-1).tolist(), tokens)
+        columns: dict[str, Any] = {"tokens": counted.numpy(), "loss": _gaps(loss), "perplexity": _gaps(loss.exp())}
+        return columns | ({} if following is None else {"prediction": following})
+
+
+def _gaps(values: Tensor) -> list[float | None]:
+    """Return the numbers; None for NaN."""
+    return [None if value != value else value for value in values.tolist()]  # noqa: PLR0124  (NaN)
+
+
+def check_mask_folder(out: str, overwrite: bool) -> None:
+    """Refuse an output before anything is computed."""
+    folder = Path(out)
+    if out == "-" or folder.suffix:
+        raise UserError("a segmentation gives a mask for each image: name a folder for them by -o FOLDER")
+    ours = _is_ours(folder)
+    if folder.exists() and not (overwrite and ours):
+        raise UserError(f"{folder} exists: choose another name{', or add --overwrite' if ours else ''}")
+    if not folder.absolute().parent.is_dir():
+        raise UserError(f"cannot write {folder}: there is no folder {folder.parent}")
+
+
+def _is_ours(folder: Path) -> bool:
+    """Return whether a folder holds only what `write` made."""
+    try:
+        with (folder / TABLE).open(newline="", encoding="utf-8") as file:
+            listed = {row["mask"] for row in csv.DictReader(file)}
+    except (OSError, KeyError, UnicodeDecodeError):
+        return False
+    return {path.name for path in folder.iterdir()} == {*listed, TABLE}
+
+
+def write_masks(model: LoadedModel, batches: Iterable[Batch], out: Path) -> int:
+    """Write a PNG for each image, whose pixel values are the numbers of the classes, and `masks.csv`.
+
+    Masks have the size at which the model sees images. The table has `file`, `row`, `mask` (the name of the PNG), and
+    `share_NAME`, the share of the pixels that belong to each class. The folder appears only when everything is done.
+
+    Returns:
+        The number of images.
+    """
+    if len(model.classes) > _MOST:
+        raise UserError(f"a mask as PNG has at most {_MOST} classes, but the model has {len(model.classes)}")
+    try:
+        unfinished = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.absolute().parent))
+    except OSError as error:
+        raise disk_error(error, out) from None
+    try:
+        count = _write(model, batches, unfinished)
+        if not count:
+            raise UserError("these files hold no sample: nothing to predict")
+        unfinished.chmod(0o755)
+        if out.exists():
+            shutil.rmtree(out)
+        unfinished.rename(out)
+    except OSError as error:
+        raise disk_error(error, out) from None
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return count
+
+
+def _write(model: LoadedModel, batches: Iterable[Batch], folder: Path) -> int:
+    palette = _palette(len(model.classes))
+    taken: dict[str, int] = {}
+    count = 0
+    with (folder / TABLE).open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(["file", "row", "mask", *(f"share_{name}" for name in model.classes)])
+        for batch in batches:
+            with torch.inference_mode():
+                answers = model.task.answers(model(batch.x).float(), full=True)
+            for name, row, answer in zip(batch.files, batch.rows, answers, strict=True):
+                stem = Path(name).stem if row is None else f"{Path(name).stem}-{row}"
+                taken[stem] = taken.get(stem, 0) + 1
+                mask = f"{stem}.png" if taken[stem] == 1 else f"{stem}~{taken[stem]}.png"
+                image = Image.fromarray(answer.to(torch.uint8).numpy(), "L")
+                image.putpalette(palette)
+                image.save(folder / mask)
+                table.writerow([name, "" if row is None else row, mask, *_shares(answer, len(model.classes))])
+                count += 1
+    return count
+
+
+def _shares(answer: Tensor, classes: int) -> list[float]:
+    """Return the share of the pixels (H, W) of each class."""
+    return (torch.bincount(answer.flatten(), minlength=classes) / answer.numel()).tolist()
+
+
+def _palette(classes: int) -> list[int]:
+    """Return red, green and blue of each class: black first, then colours around the colour circle."""
+    colours = [colorsys.hsv_to_rgb(k / max(classes - 1, 1), 0.8, 1.0) for k in range(classes - 1)]
+    return [0, 0, 0, *(round(255 * part) for colour in colours for part in colour)]
 
 
 def predict(
@@ -46,8 +200,8 @@ def predict(
     """
     reader = SampleReader(model.inputs, model.shape, column, _AT_ONCE.get(type(model.task), 256))
     if isinstance(model.task, Segmentation):
-        masks.check_out(out, overwrite)
-        return masks.write(model, reader.read(reader.found(list(files))), Path(out))
+        check_mask_folder(out, overwrite)
+        return write_masks(model, reader.read(reader.found(list(files))), Path(out))
     check_out(out, overwrite)
     found = reader.found(list(files))
     answers = Answers(model)

@@ -3,22 +3,93 @@
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from functools import cache
 from itertools import product
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from ekiden import models
 from ekiden.base import outside
+from ekiden.base.checks import made
 from ekiden.base.errors import UserError, at, unknown
+from ekiden.base.settings import Hardware, Training
+from ekiden.data import Reading, parse
+from ekiden.data.holdings import located_silo
 from ekiden.data.tasks import KINDS
 from ekiden.engine.method import Method
 from ekiden.methods import LAP, METHODS, method_named
 from ekiden.runs.plan import Plan
-from ekiden.tables import settings
 
+Values = Mapping[str, Any]
+_PARTS: dict[str, type[Any]] = {"reading": Reading, "training": Training, "hardware": Hardware}
 Entry = dict[str, Any]
+
+
+@cache
+def common_settings() -> dict[str, Any]:
+    """Return the type of every setting that all methods share, by its name."""
+    own = {k: v for k, v in _hints(Plan).items() if k not in ("method", "seed", *_PARTS)}
+    return own | _hints(Reading) | _hints(Training) | _hints(Hardware)
+
+
+def hyperparameters(kind: type[Method]) -> dict[str, Any]:
+    """Return the type of every hyperparameter of a method, by its name."""
+    return _hints(kind)
+
+
+@cache
+def known_anywhere() -> frozenset[str]:
+    """Return the names of all settings of all methods."""
+    return frozenset(common_settings()) | {name for kind in METHODS for name in hyperparameters(kind)}
+
+
+def is_grid(name: str, value: object) -> bool:
+    """Return whether the value is a list of values for a setting, and not one value that is a list."""
+    if not isinstance(value, list):
+        return False
+    one_is_a_list = _origin(common_settings().get(name)) is tuple
+    return not one_is_a_list or any(isinstance(v, list) for v in value)
+
+
+def plan_of(method: str, values: Values) -> Plan[Method]:
+    """Return the plan of `method` with these settings, with one thread unless they say otherwise."""
+    kind = method_named(method)
+    hints = common_settings() | hyperparameters(kind)
+    for name in values:
+        if name not in hints:
+            raise unknown(f"setting of {kind.title()}", name, hints)
+    given = {"threads": 1, **values}
+
+    def of(part: type[Any]) -> dict[str, Any]:
+        return {f.name: given[f.name] for f in fields(part) if f.name in given}
+
+    parts = {name: made(part, of(part)) for name, part in _PARTS.items()}
+    plan = made(Plan, of(Plan) | parts | {"method": made(kind, of(kind))})
+    places = tuple(map(located_silo, plan.silos))
+    model, data, metric = map(outside.located, (plan.model, plan.data, plan.metric))
+    plan = replace(plan, model=model, data=data, metric=metric, silos=places, reading=plan.reading.located())
+    if plan.model != "auto":
+        models.check_name(plan.model)
+    if plan.partition != "auto":
+        parse(plan.partition)
+    return plan
+
+
+@cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {f.name: hints[f.name] for f in fields(kind)}
+
+
+def _origin(hint: Any) -> Any:
+    """Return the type behind `X | None`, without its parameters."""
+    if get_origin(hint) in (Union, UnionType):
+        hint = next(h for h in get_args(hint) if h is not type(None))
+    return get_origin(hint) or hint
 
 
 def table(value: object, name: str) -> Entry:
@@ -80,7 +151,7 @@ class Budget:
 
 def budgets(values: object, kinds: Iterable[type[Method]]) -> dict[str, Budget]:
     """Return the budgets of a file with these methods, by name."""
-    scalable = {name for kind in kinds for name, hint in settings.hyperparameters(kind).items() if hint is int}
+    scalable = {name for kind in kinds for name, hint in hyperparameters(kind).items() if hint is int}
     found = {PAPER: Budget()}
     for name, entry in table(values, "budget").items():
         with at(f"budget.{name}"):
@@ -209,10 +280,10 @@ class Experiment:
 
 def read(path: Path, budget: str = PAPER) -> Experiment:
     """Read the experiment in a file, at one of its budgets."""
-    return parse(_content(path), path.stem, budget, str(path))
+    return parsed(_content(path), path.stem, budget, str(path))
 
 
-def parse(content: str, name: str, budget: str, where: str) -> Experiment:
+def parsed(content: str, name: str, budget: str, where: str) -> Experiment:
     """Read the experiment in the text of a file."""
     with at(where):
         try:
@@ -308,7 +379,7 @@ def _each(entry: Entry, kind: str, own: Sequence[str]) -> Iterator[Entry]:
         raise UserError(f"every [[{kind}]] needs a label (text), one has {label!r}")
     label = text(entry, "label")
     with at(f"{kind} {label!r}"):
-        grid = {k: v for k, v in entry.items() if k not in own and settings.is_grid(k, v)}
+        grid = {k: v for k, v in entry.items() if k not in own and is_grid(k, v)}
         if grid and "printed" in entry:
             raise UserError("write a row of its own for each printed value, without lists of settings")
         for name, values in grid.items():
@@ -362,7 +433,7 @@ def _cell(
             return cell
         if not method:
             raise UserError("neither row nor column names a method")
-        plan, scaled = budget.scale(settings.plan(method, _merged(method_named(method), layers)))
+        plan, scaled = budget.scale(plan_of(method, _merged(method_named(method), layers)))
         if metric not in METRICS:  # it is measured only if the file asks for it
             plan = replace(plan, metric=metric)
         if metric == "client_mean_trained" and plan.evaluate_on != "own":
@@ -380,7 +451,7 @@ def _parts(layer: Entry, method: str) -> tuple[Entry, Entry]:
     for name, value in layer.items():
         if isinstance(value, dict) and name != "at" and name not in _TITLES:
             raise unknown("method", name, _TITLES)
-        if name in _TITLES and name not in settings.known_anywhere():  # "average" is a hyperparameter too
+        if name in _TITLES and name not in known_anywhere():  # "average" is a hyperparameter too
             table(value, name)
     own = layer.get(method.removesuffix(LAP))
     return {k: v for k, v in layer.items() if not isinstance(v, dict)}, {
@@ -392,12 +463,12 @@ def _parts(layer: Entry, method: str) -> tuple[Entry, Entry]:
 def _merged(kind: type[Method], layers: Sequence[Entry]) -> dict[str, Any]:
     """Return the settings of a method. A layer that is not the method's may also hold other methods' settings."""
     merged: dict[str, Any] = {}
-    known = settings.common() | settings.hyperparameters(kind)
+    known = common_settings() | hyperparameters(kind)
     for layer in layers:
         for name, value in layer.items():
             if name in known and name != "metric":  # `_cell` reads that
                 merged[name] = value
-            elif name not in _ROW and ("method" in layer or name not in settings.known_anywhere()):
+            elif name not in _ROW and ("method" in layer or name not in known_anywhere()):
                 raise unknown(f"setting of {kind.title()}", name, known)
     return merged
 

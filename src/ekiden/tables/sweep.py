@@ -253,14 +253,14 @@ def opened(folder: Path) -> Sweep:
     """Read the sweep in a folder or a file of records, from the copy of its experiment file there."""
     if _is_records(folder):
         kept = records.read(folder)
-        found = experiment.parse(kept.experiment, Path(kept.file).stem, kept.budget, str(folder))
+        found = experiment.parsed(kept.experiment, Path(kept.file).stem, kept.budget, str(folder))
         return Sweep(found, folder, kept.file, kept.runs)
     if not (folder / MARK).exists():
         raise UserError(f"{folder} is not a sweep folder (it has no {MARK}): give a folder that `ekiden sweep` made")
     mark = _mark(folder)
     copy = folder / COPY
     name = Path(mark["file"]).stem
-    return Sweep(experiment.parse(_content(copy), name, mark["budget"], str(copy)), folder, mark["file"])
+    return Sweep(experiment.parsed(_content(copy), name, mark["budget"], str(copy)), folder, mark["file"])
 
 
 def jobs(sweep: Sweep, runs: Sequence[SweepRun], device: str = "") -> list[LaunchedRun]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ekiden import UserError
-from ekiden.methods.blocks.align import Gaussian, barycentre, ledoit_wolf, transport
+from ekiden.methods.blocks.mixtures import Gaussian, barycentre, ledoit_wolf, transport
 
 
 def rotation(dim: int, seed: int = 0) -> Tensor:

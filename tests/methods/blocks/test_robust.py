@@ -14,9 +14,9 @@ from ekiden.engine.method import Method, on_client
 from ekiden.engine.networks import builder
 from ekiden.engine.worker import Client
 from ekiden.methods import MOON, Average, FedAvg, FedProx
-from ekiden.methods.blocks.robust import Rule, clipped, combine
+from ekiden.methods.blocks.combining import Rule, clipped, combine
 from ekiden.methods.blocks.rounds import Reply
-from ekiden.runs import export, summary
+from ekiden.runs import summary
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
 from tests.conftest import Tiny
@@ -208,7 +208,7 @@ def test_notes_are_the_same_after_a_resume_and_in_other_processes(ten: Federated
         r"step 1: length of clipped steps [\d.]+ \(client-\d\),.*; distance from the result [\d.]+ \(client-\d\).*",
         first,
     )
-    row = export.table([found]).to_pylist()[0]
+    row = summary.table([found]).to_pylist()[0]
     noted = json.loads(whole.splitlines()[0])["notes"]["distance from the result"]
     assert {name: row[f"distance from the result {name}"] for name in noted} == noted
 

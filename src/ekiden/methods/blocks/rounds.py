@@ -23,7 +23,7 @@ from ekiden.authoring import (
     mean,
 )
 from ekiden.engine.method import HasModel
-from ekiden.methods.blocks.robust import Rule, clipped, combine, refuse
+from ekiden.methods.blocks.combining import Rule, clipped, combine, refuse
 from ekiden.training.fit import kept
 from ekiden.training.weights import distance
 
@@ -146,7 +146,7 @@ def average(replies: Sequence[Reply]) -> Weights:
 def combined(
     fed: Fed, replies: Mapping[str, Reply], start: Weights, rule: Rule, faulty: int, longest: float
 ) -> Weights:
-    """Return one model from the replies to `start`, by a rule of `ekiden.methods.blocks.robust`; note who stood out."""
+    """Return one model from the replies to `start`, by a rule of `combining`; note who stood out."""
     models = shortened(fed, {k: r.model for k, r in replies.items()}, start, longest)
     result = combine(list(models.values()), [r.weight for r in replies.values()], rule, faulty)
     note_apart(fed, rule, models, result)

@@ -16,7 +16,7 @@ from ekiden.data.tasks import Need
 from ekiden.engine.method import HasModel
 from ekiden.engine.wire import EVERYONE
 from ekiden.methods.exact.blocks import gaussian_heads as heads
-from ekiden.methods.exact.blocks.label_sums import size_of_sums, sums_of
+from ekiden.methods.exact.blocks.fixed_features import size_of_sums, sums_of
 from ekiden.training.network import trial
 from ekiden.training.weights import Layout
 

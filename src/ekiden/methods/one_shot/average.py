@@ -12,10 +12,9 @@ from ekiden.data.tasks import Need
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import CLASSES, INITIAL, Size, State, on_client
 from ekiden.engine.worker import Client
+from ekiden.methods.blocks.combining import Rule, class_mean, combine, owned, refuse
 from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
-from ekiden.methods.blocks.robust import Rule, combine, refuse
 from ekiden.methods.blocks.rounds import note_apart, shortened
-from ekiden.methods.one_shot.blocks.class_wise import class_mean, owned
 from ekiden.training.weights import Layout, Weights
 
 Head = Literal["mean", "class-wise", "class-counts"]

@@ -29,11 +29,11 @@ from ekiden.authoring import (
     require,
 )
 from ekiden.base.outside import require_extra
+from ekiden.methods.blocks.combining import class_mean, owned
 from ekiden.methods.blocks.one_shot import Init
 from ekiden.methods.blocks.rounds import participants, sample
-from ekiden.methods.one_shot.blocks.class_wise import class_mean, owned
+from ekiden.methods.one_shot.blocks.curvature import compress, projectors, thin
 from ekiden.methods.one_shot.blocks.ensemble import copies
-from ekiden.methods.one_shot.blocks.projectors import compress, projectors, thin
 from ekiden.methods.one_shot.ot_fusion import align, carry, check_chain, transport
 from ekiden.training.network import Network, fresh
 from ekiden.training.weights import Layer, Layout

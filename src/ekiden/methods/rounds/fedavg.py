@@ -19,7 +19,7 @@ from ekiden.authoring import (
     Weights,
     on_client,
 )
-from ekiden.methods.blocks.robust import Rule
+from ekiden.methods.blocks.combining import Rule
 from ekiden.methods.blocks.rounds import (
     ParallelMethod,
     Reply,

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ekiden.authoring import Client, Count, CountOrZero, Fed, Fraction, NonNegative, Positive, State, Weights, on_client
-from ekiden.methods.blocks.robust import Rule
+from ekiden.methods.blocks.combining import Rule
 from ekiden.methods.blocks.rounds import (
     ParallelMethod,
     Proximal,

@@ -11,7 +11,7 @@ from ekiden.base.checks import Count, CountOrZero, Fraction, NonNegative, Positi
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import State, on_client
 from ekiden.engine.worker import Client
-from ekiden.methods.blocks.robust import Rule
+from ekiden.methods.blocks.combining import Rule
 from ekiden.methods.blocks.rounds import (
     ParallelMethod,
     Reply,

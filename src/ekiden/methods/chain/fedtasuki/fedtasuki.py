@@ -17,9 +17,18 @@ from ekiden.engine.federation import Fed, in_order
 from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, Method, Size, State, Traits, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.chain.blocks.distillation import Distillation, Form, Invent, scrambled
-from ekiden.methods.chain.fedtasuki import class_means
-from ekiden.methods.chain.fedtasuki.class_means import ClassInputs
-from ekiden.methods.chain.fedtasuki.statistics import SHARE, ClassMoments, ClassStatistics, measure, rank, size
+from ekiden.methods.chain.fedtasuki.statistics import (
+    SHARE,
+    ClassInputs,
+    ClassMoments,
+    ClassStatistics,
+    mean_shape,
+    measure,
+    measure_means,
+    rank,
+    size,
+    size_of_means,
+)
 from ekiden.training.weights import Layer, Weights
 
 
@@ -189,7 +198,7 @@ class FedTasuki(Method):
         """Return the mean of the client's inputs for each class, if these means travel."""
         if not self.recall:
             return None
-        return class_means.measure(client.batches(passes=0), client.classes, self.mean_shape(client.size))
+        return measure_means(client.batches(passes=0), client.classes, self.mean_shape(client.size))
 
     def features(self, client: Client, model: Weights, views: int = 3) -> tuple[Tensor, Tensor]:
         """Return features (views·n, A) of own samples, first unchanged, then scrambled, and their labels (n,)."""
@@ -215,13 +224,13 @@ class FedTasuki(Method):
 
     def means(self, model: Size) -> int:
         """Return the bytes of the mean inputs that travel with a model."""
-        return class_means.size(model.layout.classes, self.mean_shape(model)) if self.recall else 0
+        return size_of_means(model.layout.classes, self.mean_shape(model)) if self.recall else 0
 
     def mean_shape(self, model: Size) -> tuple[int, ...]:
         """Return the shape of a class's mean input; with `statistics`, at least the features' means travel, too."""
         layout = model.layout
         taken = size(layout.classes, layout.head.inputs - 1, 0) if self.statistics else 0
-        return class_means.mean_shape(layout.classes, model.shape, model, taken)
+        return mean_shape(layout.classes, model.shape, model, taken)
 
     def rank(self, model: Size) -> int:
         """Return r, the number of directions of the covariance that travel with a model."""

@@ -1,37 +1,269 @@
-"""What methods share that make a linear classifier of fixed features: which features, and who settles them."""
+"""Fixed features: which ones, who settles them, how many the bytes allow, and the exact sums of them and of targets."""
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Self, cast
+from pathlib import Path
+from typing import Any, Literal, Self, cast
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from ekiden.authoring import Task
 from ekiden.base.checks import Count, CountOrZero, NonNegative, Positive
 from ekiden.base.errors import UserError, unknown
-from ekiden.base.sums import LARGEST
+from ekiden.base.sums import FULL, LARGEST, AnySums, Rounding, measure, measure_targets, size, size_of_targets
 from ekiden.data.samples import Dataset, Subset
 from ekiden.data.tasks import Classification, Need
 from ekiden.engine.federation import in_order
+from ekiden.engine.folder import read_config, tensors_digest
 from ekiden.engine.method import CLASSES, NUMBERS, VECTORS, Method, Size
 from ekiden.engine.worker import Client
-from ekiden.methods.exact.blocks import feature_room as room_for
-from ekiden.methods.exact.blocks import run_source as source
-from ekiden.methods.exact.blocks.feature_room import Room, features_of
-from ekiden.methods.exact.blocks.label_sums import labels_as_targets
 from ekiden.models.patches import PatchSums
 from ekiden.models.split import SplitNetwork, as_split
-from ekiden.models.whole_features import PatchFeatures, WholeFeatures
-from ekiden.training.network import Network
+from ekiden.models.whole_features import FrozenNetwork, PatchFeatures, RandomFourier, RandomReLU, WholeFeatures
+from ekiden.training import frozen
+from ekiden.training.network import Network, trial
 from ekiden.training.weights import Weights
 
+PREFIX = "run:"
+_NAMED = re.compile(r"run:[0-9a-f]{32}")
+_BODY = "features."
+_WRITTEN = re.compile(r"(\d+(?:\.\d+)?)(%|B|kB|MB|GB|)")
+_MOST_FEATURES = 10**6
+_UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 Settled = tuple[Tensor, ...]
 """What the first client decides about the features; see `WholeFeatures.tell`."""
-
 _FEATURES = ("auto", "patches", "random", "fourier", "network")
 _IMAGE = 16  # side in pixels from which patches are used
 _SAMPLES = 1024  # samples from which the first client sets the features
+
+
+def sums_of(
+    blocks: Iterator[tuple[Tensor, Tensor]],
+    task: Task,
+    outputs: int,
+    width: int,
+    device: torch.device,
+    largest: int = LARGEST,
+    rounding: Rounding | None = None,
+) -> AnySums:
+    """Return sums over samples: for each class in classification, otherwise with the targets of least squares.
+
+    Args:
+        blocks: features (b, D), whole numbers in any floating-point type, and labels (b, ...).
+        task: what the labels mean.
+        outputs: K.
+        width: D.
+        device: device of the sums.
+        largest: absolute value of a feature; see `measure`.
+        rounding: how products are rounded; None: not at all.
+    """
+    if isinstance(task, Classification):
+        return measure(blocks, outputs, width, device, largest, rounding)
+    counted = ((h, (task.targets(y, outputs) * task.unit).round()) for h, y in blocks)
+    return measure_targets(counted, outputs, width, device, largest, rounding)
+
+
+def labels_as_targets(task: Task, y: Tensor, outputs: int) -> Tensor:
+    """Return (b, K), what least squares fits for labels (b, ...): one-hot classes, or the targets of the task."""
+    if isinstance(task, Classification):
+        return torch.nn.functional.one_hot(y, outputs).float()
+    return task.targets(y, outputs)
+
+
+def size_of_sums(task: Task, outputs: int, width: int, *, wide: bool = False, bits: int = FULL) -> int:
+    """Return the bytes of the sums of `sums_of`; `wide` is for features above `LARGEST`, `bits` for rounded ones."""
+    of = size if isinstance(task, Classification) else size_of_targets
+    return of(outputs, width, wide=wide, bits=bits)
+
+
+def is_named(features: str) -> bool:
+    """Return whether `features` names a model's body by its digest, as `named` writes it."""
+    return bool(_NAMED.fullmatch(features))
+
+
+def named(features: str, model: str) -> tuple[str, str, str]:
+    """Return `features` with the digest of the body instead of the run folder, its network, and its file.
+
+    Args:
+        features: run:FOLDER.
+        model: network that the user chose, or auto.
+    """
+    folder = Path(features.removeprefix(PREFIX)).expanduser().absolute()
+    config, file = read_config(folder), folder / "model.safetensors"
+    network = config["network"]
+    if network is None or config["train"] != "all":
+        what = "a network of its own" if network is None else f"only a part of its network (--train {config['train']})"
+        raise UserError(f"{folder} trained {what}: give a run that trained a complete network with a name")
+    if model not in ("auto", network):
+        raise UserError(f"{folder} is a run of {network}, not of {model}: leave out --model")
+    if not file.exists():
+        raise UserError(
+            f"{folder} has no model: finish it by `ekiden resume {folder}`, or give a run that ends with a global model"
+        )
+    body = {name.removeprefix(_BODY): t for name, t in _tensors(file).items() if name.startswith(_BODY)}
+    if not body:
+        raise UserError(f"the model of {folder} has no part that is called features: give the run of another method")
+    return f"{PREFIX}{tensors_digest(body)}", network, str(file)
+
+
+def check_same_data(features: str, pretrained: str, dataset: Dataset) -> None:
+    """Refuse a model of other samples than those of `dataset`.
+
+    Args:
+        features: run: and a digest.
+        pretrained: the file of a run's model, whose header says what it takes.
+        dataset: what the features are for.
+    """
+    if not pretrained:
+        raise UserError(
+            f"--features {features} has no model of a run: give --features {PREFIX}FOLDER, and no network of your own"
+        )
+    about = _about(Path(pretrained))
+    taken = about.get("input", {})
+    here = (list(dataset.shape), [str(name) for name in dataset.classes])
+    for what, there, own in zip(
+        ("samples of shape", "the classes"), (taken.get("shape"), about.get("classes")), here, strict=True
+    ):
+        if there != own:
+            raise UserError(
+                f"{pretrained} is for {what} {_short(there)}, these data have {_short(own)}: give data of the same kind"
+            )
+    if (taken.get("mean"), taken.get("std")) != (list(map(float, dataset.mean)), list(map(float, dataset.std))):
+        raise UserError(f"{pretrained} is for samples of another scale than these data: give the data of that run")
+
+
+def check_body(features: str, network: nn.Module) -> None:
+    """Refuse a network whose body is not the one that `features` names; one without values passes."""
+    body = as_split(network).features.state_dict()
+    if any(tensor.is_meta for tensor in body.values()):
+        return
+    wanted, found = features.removeprefix(PREFIX), tensors_digest(body)
+    if found != wanted:
+        raise UserError(
+            f"the features are those of a model with digest {wanted[:8]}, the model given has {found[:8]}: put back "
+            "the model.safetensors of that run"
+        )
+
+
+def _tensors(file: Path) -> dict[str, Tensor]:
+    with _opened(file) as opened:
+        return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+
+
+def _about(file: Path) -> Mapping[str, Any]:
+    """Return what the header of a model says about its inputs."""
+    with _opened(file) as opened:
+        said = json.loads((opened.metadata() or {}).get("ekiden", "{}"))
+    return said if isinstance(said, dict) else {}
+
+
+def _opened(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{file} cannot be read ({str(error).splitlines()[0]}): restore it, or run again") from None
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def check_bytes(text: str) -> None:
+    """Refuse text that is not a size."""
+    if text != "M" and not _WRITTEN.fullmatch(text):
+        raise UserError(f"--bytes {text!r} is not a size: write M, a share as in 5%, or a size as in 250kB")
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a client may hand on.
+
+    Attributes:
+        width: D, where the user chose it; 0: as many features as fit into the bytes.
+        text: the bytes as the user wrote them: M, a share of M, or a size.
+        model: M, bytes of a model of the user's network.
+        sums: the bytes of all sums over so many features.
+        seeded: whether nobody settles the features, so that no values of theirs travel.
+    """
+
+    width: int
+    text: str
+    model: int
+    sums: Callable[[int], int]
+    seeded: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """The largest number of bytes."""
+        if self.text == "M":
+            return self.model
+        found = _WRITTEN.fullmatch(self.text)
+        assert found is not None, "checked"
+        number, unit = float(found[1]), found[2]
+        return int(self.model * number / 100 if unit == "%" else number * _UNITS[unit])
+
+    def features(self, each: int, fixed: int, least: int = 1, always: int = 0) -> int:
+        """D: what the user chose, or what fits with `each` bytes more a feature and `fixed` more in all.
+
+        Where nobody settles the features, only `always` more bytes travel.
+        """
+        if self.width:
+            if self.width < least:
+                raise UserError(f"--width {self.width} is too small for features of this kind: give {least} or more")
+            return self.width
+
+        def taken(width: int) -> int:
+            return self.sums(width) + always + (0 if self.seeded else each * width + fixed)
+
+        found = bisect_right(range(1, _MOST_FEATURES), self.bytes, key=taken)
+        if found < least:
+            few = f"no room for {least} features, the fewest possible" if least > 1 else "room for no feature"
+            raise UserError(f"--bytes {self.text} ({self.bytes} bytes) has {few}: give {taken(least)}B or more")
+        return found
+
+
+def random_units(inputs: int, room: Room) -> RandomReLU:
+    """Random units of `inputs` numbers; the inputs are features, too, if they take half of them at most."""
+    width = room.features(each=4, fixed=8 * inputs)
+    return RandomReLU(inputs, width, direct=2 * inputs <= width)
+
+
+def fourier(inputs: int, bandwidth: float, room: Room) -> RandomFourier:
+    """Random cosines of `inputs` numbers; the inputs are features, too, if they take half of them at most."""
+    width = room.features(each=0, fixed=8 * inputs + 4)
+    return RandomFourier(inputs, width, bandwidth=bandwidth, direct=2 * inputs <= width)
+
+
+def patch_room(channels: int, size: int, pool: int, room: Room) -> int:
+    """Return D for features of patches with sides of at most `size` pixels."""
+    # A filter of the largest patches and its gain serve 2g² features, each of which has a scale.
+    together, filter_ = 2 * pool**2, channels * size**2 + 4
+    return room.features(each=4 + -(-filter_ // together), fixed=0, least=together, always=8 * channels)
+
+
+def frozen_network(network: nn.Module, shape: tuple[int, ...], room: Room) -> FrozenNetwork:
+    """The features of a network as it is, and random units of these."""
+    with torch.no_grad():
+        inputs = network.eval()(trial(network, torch.zeros(1, *shape))).flatten(1).shape[1]
+    width = room.features(each=4, fixed=4 * inputs)
+    if width < inputs:
+        least = room.sums(inputs) + 8 * inputs
+        raise UserError(
+            f"the network has {inputs} features, and --{'width' if room.width else 'bytes'} leaves room for "
+            f"{width}: give --width {inputs} or --bytes {least}B, or more"
+        )
+    return FrozenNetwork(nn.Sequential(frozen.fix(network.requires_grad_(False)), nn.Flatten()), inputs, width)
+
+
+def features_of(network: nn.Module) -> WholeFeatures:
+    """Return the features of a network that `FixedFeatures.network_with` made."""
+    return cast(WholeFeatures, as_split(network).features)
 
 
 @dataclass(frozen=True)
@@ -97,7 +329,7 @@ class FixedFeatures(Method):
     @property
     def of_run(self) -> bool:
         """Whether the features are those of a finished run."""
-        return self.features.startswith(source.PREFIX)
+        return self.features.startswith(PREFIX)
 
     def check_features(self) -> None:
         """Refuse unknown features, a budget that is none, and sizes of patches that are none."""
@@ -109,7 +341,7 @@ class FixedFeatures(Method):
             )
         if not re.fullmatch(r"[1-9]\d?(,[1-9]\d?)*", self.patch):
             raise UserError(f"--patch {self.patch!r} is not a size of patches: write 6, or several as in 5,8")
-        room_for.check_bytes(self.bytes)
+        check_bytes(self.bytes)
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse an order that does not name the clients."""
@@ -117,17 +349,17 @@ class FixedFeatures(Method):
 
     def with_source(self, model: str, pretrained: str) -> tuple[Self, str, str]:
         """The network of the run whose features are wanted, and the file of its model."""
-        if not self.of_run or source.is_named(self.features):
+        if not self.of_run or is_named(self.features):
             return self, model, pretrained
         if pretrained:
             raise UserError("--features run:FOLDER has the values of that run: leave out --pretrained")
-        features, model, pretrained = source.named(self.features, model)
+        features, model, pretrained = named(self.features, model)
         return replace(self, features=features), model, pretrained
 
     def check_source(self, pretrained: str, dataset: Dataset) -> None:
         """Refuse samples that differ in kind from those of the run whose features are used."""
         if self.of_run:
-            source.check_same_data(self.features, pretrained, dataset)
+            check_same_data(self.features, pretrained, dataset)
 
     def refuse_without_patches(self, model: Size, more: Mapping[str, bool]) -> None:
         """Refuse options for patches where the features have none.
@@ -161,21 +393,21 @@ class FixedFeatures(Method):
 
     def _features_for(self, network: nn.Module, shape: tuple[int, ...], room: Room) -> WholeFeatures:
         if self.of_run:
-            source.check_body(self.features, network)
+            check_body(self.features, network)
         if self.features == "network" or self.of_run:
-            return room_for.frozen_network(as_split(network).features, shape, room)
+            return frozen_network(as_split(network).features, shape, room)
         if self.features == "patches" or (self.features == "auto" and len(shape) == 3 and min(shape[1:]) >= _IMAGE):
             return self._patches(shape, room)
         inputs = torch.Size(shape).numel()
         if self.features == "fourier":
-            return room_for.fourier(inputs, self.bandwidth, room)
-        return room_for.random_units(inputs, room)
+            return fourier(inputs, self.bandwidth, room)
+        return random_units(inputs, room)
 
     def _patches(self, shape: tuple[int, ...], room: Room) -> PatchFeatures:
         sizes = tuple(map(int, self.patch.split(",")))
         return PatchFeatures(
             shape,
-            room_for.patch_room(shape[0], max(sizes), self.pooling, room),
+            patch_room(shape[0], max(sizes), self.pooling, room),
             sizes,
             pool=self.pooling,
             mirror=self.mirror == "always" or (self.mirror == "colour" and shape[0] > 1),

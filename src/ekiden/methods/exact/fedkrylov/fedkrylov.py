@@ -17,10 +17,15 @@ from ekiden.engine.federation import Fed
 from ekiden.engine.method import INITIAL, Size, State, Traits, on_client
 from ekiden.engine.worker import Client
 from ekiden.methods.exact.blocks import gaussian_heads as heads
-from ekiden.methods.exact.blocks.feature_room import Room, features_of
-from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, Settled, with_rows
-from ekiden.methods.exact.blocks.label_sums import labels_as_targets
-from ekiden.methods.exact.fedkrylov.handed import (
+from ekiden.methods.exact.blocks.fixed_features import (
+    FixedFeatures,
+    Room,
+    Settled,
+    features_of,
+    labels_as_targets,
+    with_rows,
+)
+from ekiden.methods.exact.fedkrylov.payloads import (
     Chosen,
     Columns,
     HeldAnswers,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ekiden.authoring import UserError
 from ekiden.methods.exact.blocks.gaussian_heads import GRID, Head, Moments
-from ekiden.methods.exact.fedkrylov.handed import HeldAnswers, Labels
+from ekiden.methods.exact.fedkrylov.payloads import HeldAnswers, Labels
 
 PENALTY = 0.03
 """λ/n without validation samples"""

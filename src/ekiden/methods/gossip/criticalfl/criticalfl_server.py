@@ -16,7 +16,7 @@ from ekiden.engine.method import Method, OwnSamples, Size, State, Traits, on_cli
 from ekiden.engine.worker import Client
 from ekiden.methods.blocks.rounds import at_server, last_iterate, local_training, participants
 from ekiden.methods.gossip.blocks.masks import pack, unpack
-from ekiden.methods.gossip.criticalfl.critical import CriticalPeriods, Squares, due, resize
+from ekiden.methods.gossip.criticalfl.criticalfl import CriticalPeriods, Squares, due, resize
 from ekiden.training.weights import Weights, mean
 
 

@@ -1,21 +1,150 @@
-"""Heat maps: accuracy by client, domain and class; forgetting along the hops; distances in a pool."""
+"""Figures of numbers: curves of accuracy, heat maps of clients and classes, the graph of who sent how much to whom."""
 
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from matplotlib.patches import Rectangle
+from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from ekiden.data.tasks import Metric
 from ekiden.engine.folder import read_ledger
 from ekiden.engine.wire import SERVER
 from ekiden.reporting.runs import Group
-from ekiden.reporting.style import HEAT, MUTED, WHITE, Drawing, Missing, Value, blank
-from ekiden.runs.summary import Summary
+from ekiden.reporting.style import (
+    HEAT,
+    INK,
+    MUTED,
+    PAPER,
+    SERIES,
+    WHITE,
+    Drawing,
+    Missing,
+    Value,
+    blank,
+    legend,
+    line_style,
+    shown,
+)
+from ekiden.reporting.tables import METRICS
+from ekiden.runs.summary import Summary, size
 
+Row = dict[str, Any]
+_MOST = 14  # most lines in one figure
 _LONGEST = 22  # most letters of a label
 _FRAME = "#e4572e"  # stands out from every colour of the map
+_MOST_NODES = 24  # in a graph; with more parties a matrix is drawn
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The horizontal axis of a curve.
+
+    Attributes:
+        name: part of the file names.
+        title: title of the figure.
+        label: label of the axis.
+        measure: returns the value of a row of metrics.
+        note: what the axis means, if the label does not say it.
+    """
+
+    name: str
+    title: str
+    label: str
+    measure: Callable[[Row], float]
+    note: str = ""
+
+
+BYTES = Axis("bytes", "Accuracy against bytes", "bytes moved", lambda row: float(row["bytes"]))
+COMPUTE = Axis(
+    "compute",
+    "Accuracy against compute",
+    "forward + 2 × backward samples",
+    lambda row: float(row["forward"] + 2 * row["backward"]),
+    "Samples that went through a network, backward counted twice. ",
+)
+STEPS = Axis(
+    "steps",
+    "Accuracy after every hop or round",
+    "hop or round",
+    lambda row: float(row["step"]),
+    "A hop of a sequential method, else a round. ",
+)
+
+
+def curves(number: int, groups: Sequence[Group]) -> list[Drawing]:
+    """Draw the three figures of one setting, without those that would show nothing."""
+    drawn = [_draw(axis, number, groups) for axis in (BYTES, COMPUTE, STEPS)]
+    return [drawing for drawing in drawn if drawing]
+
+
+def track(group: Group, axis: Axis, metric: str = "accuracy") -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return (s, t) what was spent and (s, t) the metric, shares in per cent, for each seed and each evaluated step."""
+    steps = [{row["step"]: row for row in run.metrics if row.get(metric) is not None} for run in group.runs]
+    common = [step for step in steps[0] if all(step in rows for rows in steps)]
+    spent = np.array([[axis.measure(rows[step]) for step in common] for rows in steps])
+    return spent, np.array([[group.shown.scale * rows[step][metric] for step in common] for rows in steps])
+
+
+def _draw(axis: Axis, number: int, groups: Sequence[Group]) -> Drawing | None:
+    """Draw one figure; None if nothing was spent, or there is only one step."""
+    metric = groups[0].metric if len({group.metric for group in groups}) == 1 else "accuracy"
+    unit = groups[0].shown
+    tracks = {group: track(group, axis, metric) for group in groups}
+    tracks = {group: found for group, found in tracks.items() if found[1].size}
+    ends = [end for spent, _ in tracks.values() if (end := float(spent.mean(0)[-1])) > 0]
+    if not ends or (axis is STEPS and max(ends) == 1):
+        return None
+    best = sorted(tracks, key=lambda group: float(tracks[group][1].mean(0)[-1]), reverse=unit.higher)[:_MOST]
+    logarithmic = max(ends) > 12 * min(ends)
+    figure, axes = blank()
+    rows: list[list[Value]] = []
+    for group, (spent, accuracy) in tracks.items():
+        x, y = spent.mean(0), accuracy.mean(0)
+        several = len(accuracy) > 1
+        std = accuracy.std(0, ddof=1) if several else np.zeros_like(y)
+        numbers = ((float(a), float(b), float(c) if several else None) for a, b, c in zip(x, y, std, strict=True))
+        rows += [[group.name, *three, len(group.runs)] for three in numbers]
+        if group in best:
+            _series(axes, group, x, y, std, logarithmic)
+    if logarithmic:
+        axes.set_xscale("log")
+        axes.minorticks_off()
+    else:
+        axes.set_xlim(left=0)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.xaxis.set_major_formatter(EngFormatter(unit="B" if axis is BYTES else "", sep=" "))
+    label = f"{unit.name}{unit.unit} {METRICS.get(metric, '')}".strip()
+    axes.set(xlabel=axis.label, ylabel=textwrap.fill(label, 32))
+    legend(figure, axes)
+    note = axis.note + (f"The best {_MOST} of {len(groups)}." if len(groups) > _MOST else "")
+    header = ["method", axis.label, f"{unit.name}_mean", f"{unit.name}_std", "seeds"]
+    return Drawing(f"{axis.name}-{number}", axis.title, note, figure, header, rows)
+
+
+def _series(
+    axes: Any,
+    group: Group,
+    x: NDArray[np.float64],
+    y: NDArray[np.float64],
+    std: NDArray[np.float64],
+    logarithmic: bool,
+) -> None:
+    """Draw one method as a line with a mark at its end, or as a line across the figure if it spent nothing."""
+    style = line_style(group.place)
+    if not x[-1] > 0:
+        axes.axhline(y[-1], color=style["color"], linestyle=(0, (1, 2)), label=shown(f"{group.name} (none)"))
+        return
+    drawn = x > 0 if logarithmic else x >= 0
+    every = max(1, drawn.sum() // 10)
+    axes.plot(x[drawn], y[drawn], **style, markersize=3.5, markevery=every, linewidth=1.5)
+    axes.fill_between(x[drawn], (y - std)[drawn], (y + std)[drawn], color=style["color"], alpha=0.15, linewidth=0)
+    axes.errorbar(x[-1], y[-1], yerr=std[-1] or None, color=style["color"], capsize=2.5, linewidth=1.2)
+    axes.plot(x[-1:], y[-1:], **style, markersize=8, markeredgecolor="none", label=shown(group.name))
 
 
 def heat(
@@ -207,3 +336,89 @@ def _named(metric: Metric, *, first: bool = True) -> str:
 
 def _frame(column: int, row: int) -> Rectangle:
     return Rectangle((column + 0.06, row + 0.06), 0.88, 0.88, fill=False, edgecolor=_FRAME, linewidth=2)
+
+
+def ledger(group: Group, number: int) -> Drawing | Missing:
+    """Draw the bytes from party to party over a whole run."""
+    run = group.first
+    sent, failed = flows(run)
+    if not sent:
+        return Missing(group.name, "nothing moved")
+    clients = hops(run) or list(run.config["clients"])
+    moved = [party for edge in sent for party in edge]
+    gone = [party for party in moved if party != SERVER]  # a client that was forgotten took part, too
+    parties = [*dict.fromkeys([*clients, *gone]), *([SERVER] if SERVER in moved else [])]
+    total, largest = sum(sent.values()), max(sent.values())
+    note = (
+        f"Seed {run.config['seed']}: {size(total)} in all along {len(sent)} edges, at most {size(largest)} along one"
+        + (f"; {failed} times nobody answered" if failed else "")
+        + "."
+    )
+    rows: list[list[Value]] = [[a, b, n] for (a, b), n in sorted(sent.items())]
+    draw = _graph if len(parties) <= _MOST_NODES else _matrix
+    return Drawing(f"ledger-{number}", group.name, note, draw(parties, sent), ["from", "to", "bytes"], rows)
+
+
+def flows(run: Summary) -> tuple[Counter[tuple[str, str]], int]:
+    """Return the bytes by (source, target), and how often a client did not answer."""
+    sent: Counter[tuple[str, str]] = Counter()
+    failed = 0
+    for row in read_ledger(run.folder):
+        failed += bool(row.get("missing"))
+        if row["bytes"]:
+            sent[row["source"], row["target"]] += row["bytes"]
+    return sent, failed
+
+
+def _graph(parties: Sequence[str], sent: Counter[tuple[str, str]]) -> object:
+    """Draw clients on a circle and the server in its centre; wider arrows mean more bytes."""
+    figure, axes = blank(4.4, 3.3)
+    around = [party for party in parties if party != SERVER]
+    angles = np.pi / 2 - 2 * np.pi * np.arange(len(around)) / len(around)
+    places = {party: np.array([np.cos(a), np.sin(a)]) for party, a in zip(around, angles, strict=True)}
+    places[SERVER] = np.zeros(2)
+    largest = max(sent.values())
+    crowd = min(1.0, 40 / len(sent))
+    for (source, target), moved in sorted(sent.items(), key=lambda item: item[1]):
+        share = moved / largest
+        arrow = FancyArrowPatch(
+            tuple(places[source]),
+            tuple(places[target]),
+            arrowstyle="-|>",
+            mutation_scale=9 + 5 * share,
+            shrinkA=10,
+            shrinkB=10,
+            connectionstyle="arc3,rad=0.12",
+            linewidth=0.5 + 2.5 * share * max(crowd, 0.4),
+            color=SERIES[0],
+            alpha=0.25 + 0.6 * share * crowd,
+        )
+        axes.add_patch(arrow)
+    for party in parties:
+        x, y = places[party]
+        server = party == SERVER
+        axes.plot(x, y, "s" if server else "o", color=SERIES[1] if server else SERIES[0], markersize=11)
+        axes.text(
+            x * 1.14,
+            y * 1.14 - (0.2 if server else 0),
+            party if len(party) <= 16 else f"{party[:15]}…",
+            ha="center" if abs(x) < 0.3 else "left" if x > 0 else "right",
+            va="center",
+            color=INK,
+            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1.5, "alpha": 0.8} if server else None,
+        )
+    axes.set(xlim=(-1.8, 1.8), ylim=(-1.3, 1.3), xticks=[], yticks=[])
+    axes.set_aspect("equal")
+    axes.grid(False)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    return figure
+
+
+def _matrix(parties: Sequence[str], sent: Counter[tuple[str, str]]) -> object:
+    """Draw senders as rows and receivers as columns."""
+    values = np.full((len(parties), len(parties)), np.nan)
+    for (source, target), moved in sent.items():
+        values[parties.index(source), parties.index(target)] = moved / 1e6
+    figure, _ = heat(values, parties, parties, unit="MB", form="{:.1f}", labels=("from", "to"))
+    return figure

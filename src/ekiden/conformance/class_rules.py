@@ -11,8 +11,10 @@ from math import inf, nan
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from ekiden.base.errors import UserError
-from ekiden.conformance.subject import Broken, Subject
+from ekiden.base.settings import Hardware, Training
+from ekiden.conformance.small_runs import Broken, Subject
 from ekiden.engine.method import Method, payload_types, task_names
+from ekiden.runs.plan import Plan
 
 _WRONG: dict[Any, tuple[object, ...]] = {
     int: ("3", 3.5, True, None, nan),
@@ -65,9 +67,7 @@ def every_field_has_default_and_help(subject: Subject) -> None:
 
 def flags_do_not_collide(subject: Subject) -> None:
     """No field is called like another flag of the command line."""
-    from ekiden.conformance.flags import TAKEN  # noqa: PLC0415  (the command line is slow to import)
-
-    if taken := TAKEN & {f.name for f in _fields(subject)}:
+    if taken := _flags() & {f.name for f in _fields(subject)}:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(taken))
         raise Broken(f"{flags} is a flag of `ekiden run` already: choose another name")
 
@@ -147,3 +147,13 @@ def _called(kind: type[Method]) -> Iterator[str]:
             task = node.args[0]
             if isinstance(task, ast.Attribute) and ast.unparse(task.value) == "self":
                 yield task.attr
+
+
+def _flags() -> set[str]:
+    """Return the names of the command line's own flags."""
+    from ekiden.cli.runs import RunOptions  # noqa: PLC0415  (the command line is slow to import)
+    from ekiden.cli.silos import RemoteOptions  # noqa: PLC0415
+    from ekiden.transports.flower.remote_plan import RemotePlan  # noqa: PLC0415
+
+    own = (Plan, RemotePlan, Training, Hardware, RunOptions, RemoteOptions)
+    return {f.name for kind in own for f in fields(kind)}

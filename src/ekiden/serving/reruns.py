@@ -19,7 +19,7 @@ from ekiden.engine.networks import builder
 from ekiden.engine.setup import describe_model
 from ekiden.engine.worker import Setup
 from ekiden.methods import among
-from ekiden.results.model import ModelSource
+from ekiden.results.result import ModelSource
 from ekiden.runs.plan import Plan, in_memory, plan_in, rerun
 from ekiden.serving.loading import method_in
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from ekiden.api import run
 from ekiden.base.settings import Training
-from ekiden.conformance import toy
-from ekiden.conformance.subject import CLIENTS, Broken, Subject, files, same, settings
+from ekiden.conformance.small_runs import CLIENTS, Broken, Subject, Tiny, blobs, files, same, settings
 from ekiden.data.tasks import Classification
 from ekiden.engine.method import Method, Size
 from ekiden.engine.networks import of_method
@@ -39,7 +38,7 @@ def learns(subject: Subject) -> None:
     _, best = subject.plain, 0.0  # a run that fails is reported once
     for method, lr in _attempts(subject):
         training = Training(lr=lr, batch_size=16)
-        row = run(method, toy.blobs(), toy.Tiny, **(settings() | {"training": training})).metrics[-1]
+        row = run(method, blobs(), Tiny, **(settings() | {"training": training})).metrics[-1]
         best = max(best, row["accuracy"], row["client_mean"])
         if best > _CHANCE:
             return
@@ -59,7 +58,7 @@ def counts_every_pass(subject: Subject) -> None:
 def ledger_equals_the_cost(subject: Subject) -> None:
     """The bytes in the ledger are as many as `cost` says, or fewer and as many as `moved` says."""
     method, result = subject.small, subject.plain
-    size = Size.of(Network(of_method(toy.Tiny, method, (4,), 3, 3, Classification())()), (4,))
+    size = Size.of(Network(of_method(Tiny, method, (4,), 3, 3, Classification())()), (4,))
     cost, moved = method.cost(CLIENTS, size), method.moved(result.state, CLIENTS, size)
     if result.bytes != moved:
         says = "cost" if type(method).moved is Method.moved else "moved"
@@ -89,13 +88,13 @@ def resumes(subject: Subject) -> None:
     _, steps = subject.plain, subject.steps
     with TemporaryDirectory() as folder:
         whole = Path(folder) / "whole"
-        run(subject.small, toy.blobs(), toy.Tiny, folder=whole, **settings())
+        run(subject.small, blobs(), Tiny, folder=whole, **settings())
         # Stopped after each step; and, if there are more steps, after several steps of one process.
         for each in (1, -(-steps // 2))[: 1 if steps <= 2 else 2]:
             stopped = Path(folder) / f"each-{each}"
             for done in range(0, steps, each):
                 try:
-                    run(subject.small, toy.blobs(), toy.Tiny, folder=stopped, stop_after=each, **settings())
+                    run(subject.small, blobs(), Tiny, folder=stopped, stop_after=each, **settings())
                 except Exception as error:
                     if not done:
                         raise
@@ -108,7 +107,7 @@ def resumes(subject: Subject) -> None:
 def same_on_processes(subject: Subject) -> None:
     """It gives the same bits on every transport: the values that cross have the annotated types."""
     here = subject.plain
-    there = run(subject.small, toy.blobs(), toy.Tiny, processes=True, **settings())
+    there = run(subject.small, blobs(), Tiny, processes=True, **settings())
     if differs := difference(here, there):
         raise Broken(f"a run with worker processes gives {differs}: does a task use what no argument brings?")
     if there.metrics != here.metrics:

@@ -8,9 +8,8 @@ from typing import Any
 from unittest.mock import patch
 
 from ekiden.api import run
-from ekiden.conformance import toy
-from ekiden.conformance.conduct import difference
-from ekiden.conformance.subject import Broken, files, settings
+from ekiden.conformance.run_rules import difference
+from ekiden.conformance.small_runs import Broken, Tiny, blobs, files, settings
 from ekiden.engine.folder import RunFolder
 from ekiden.engine.method import Method
 from ekiden.methods import SCAFFOLD, FedGram, FedSeq, MetaFed
@@ -69,14 +68,14 @@ def _compare(method: Method, attempts: Callable[[Path, int], None]) -> None:
     with TemporaryDirectory() as scratch:
         whole, other = Path(scratch) / "whole", Path(scratch) / "other"
         _run(method, folder=whole)
-        attempts(other, method.steps(len(toy.blobs().clients)))
+        attempts(other, method.steps(len(blobs().clients)))
         here, there = files(whole), files(other)
         if different := sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name)):
             raise Broken(f"a run of {method.title()} gives another {', '.join(different)}")
 
 
 def _run(method: Method, **options: Any) -> Any:
-    return run(method, toy.blobs(), toy.Tiny, **settings(), **options)
+    return run(method, blobs(), Tiny, **settings(), **options)
 
 
 CHECKS = (gives_the_same_bits, resumes_on_it, forgets_what_died)

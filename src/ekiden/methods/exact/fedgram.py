@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +16,68 @@ from ekiden.engine.method import INITIAL, Size, State, Traits, on_client
 from ekiden.engine.wire import Ref
 from ekiden.engine.worker import Client
 from ekiden.methods.exact.blocks import gaussian_heads as heads
-from ekiden.methods.exact.blocks.feature_room import Room, features_of
-from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, Settled, with_rows
-from ekiden.methods.exact.blocks.label_sums import size_of_sums, sums_of
-from ekiden.methods.exact.fedgram.handed import Common, Handoff, PatchMoments, Summing
+from ekiden.methods.exact.blocks.fixed_features import (
+    FixedFeatures,
+    Room,
+    Settled,
+    features_of,
+    size_of_sums,
+    sums_of,
+    with_rows,
+)
+from ekiden.models.patches import PatchSums
 from ekiden.models.whole_features import PatchFeatures, WholeFeatures
 from ekiden.training.weights import Weights
+
+
+class Handoff(NamedTuple):
+    """What a client hands to the next one.
+
+    Attributes:
+        settled: what the first client decided about the features.
+        sums: over the samples of all clients so far.
+    """
+
+    settled: Settled
+    sums: AnySums
+
+
+class Common(NamedTuple):
+    """What a client needs for a personal head: the head of all, for standardised features; float32.
+
+    Attributes:
+        settled: what the first client decided about the features.
+        mean: (D,) μ of the features of all clients.
+        scale: (D,) 1/σ, or 0.
+        weight: (K, D).
+        bias: (K,).
+    """
+
+    settled: Settled
+    mean: Tensor
+    scale: Tensor
+    weight: Tensor
+    bias: Tensor
+
+
+class PatchMoments(NamedTuple):
+    """Second moments of all clients' patches of each size."""
+
+    parts: tuple[PatchSums, ...]
+
+    def plus(self, other: "PatchMoments") -> "PatchMoments":
+        """Return the moments of the patches of both."""
+        return PatchMoments(tuple(a.plus(b) for a, b in zip(self.parts, other.parts, strict=True)))
+
+
+@dataclass(frozen=True)
+class Summing(State):
+    """The state with what has been added up; there is no model before the last step."""
+
+    model: Ref[Weights] | Weights | None = None
+    moments: Ref[PatchMoments] | PatchMoments | None = None
+    totals: Ref[Handoff] | Handoff | None = None
+    settled: Ref[Settled] | None = None
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,0 @@
-"""FedGram: the method, and what clients hand on."""

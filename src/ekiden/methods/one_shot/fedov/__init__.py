@@ -1,1 +1,0 @@
-"""FedOV: its open-set classifiers."""

@@ -1,1 +1,0 @@
-"""Clients on this machine: in this process, or in several."""
