@@ -77,6 +77,8 @@ def named(method: Method) -> str:
     return " ".join([method.title(), *chosen])
 
 
+@pytest.mark.filterwarnings("ignore:silo .* shares no class")
+@pytest.mark.filterwarnings("ignore:.* test rows are of classes without a training row")
 @pytest.mark.filterwarnings("ignore:training diverged")  # logits of huge inputs make a huge loss
 @pytest.mark.parametrize("method", METHODS, ids=named)
 @pytest.mark.parametrize("case", CASES)
@@ -94,6 +96,7 @@ def test_a_defined_result(method: Method, case: str) -> None:
             assert torch.isfinite(answers).all()
 
 
+@pytest.mark.filterwarnings("ignore:.* test rows are of classes without a training row")
 @pytest.mark.parametrize("method", [m for m in METHODS if not isinstance(m, DENSE)], ids=named)
 def test_the_row_of_a_class_nobody_has_is_zero_where_rows_belong_to_owners(method: Method) -> None:
     data: FederatedData = federate(CASES["a class nobody has"], test=TEST, val_fraction=0)

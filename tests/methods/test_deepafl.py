@@ -122,6 +122,7 @@ def test_without_layers_it_is_ridge_regression(blobs: FederatedData) -> None:
     assert result.metrics[-1]["backward"] == 0
 
 
+@pytest.mark.filterwarnings("ignore:silo .* shares no class")
 def test_the_partition_does_not_matter() -> None:
     x, y = drawn(60, 4).float(), torch.arange(60) % 3
     halves = [(x[y < 1], y[y < 1]), (x[y >= 1], y[y >= 1])]

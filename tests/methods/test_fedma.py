@@ -176,6 +176,8 @@ def test_retraining_learns_what_matching_loses(blobs: FederatedData) -> None:
     assert after > 0.7
 
 
+@pytest.mark.filterwarnings("ignore:silo .* shares no class")
+@pytest.mark.filterwarnings("ignore:.* test rows are of classes without a training row")
 def test_clients_with_one_sample_or_one_class_take_part() -> None:
     generator = draw()
     silos = [

@@ -524,6 +524,7 @@ def test_a_network_without_linear_and_convolutional_layers_is_refused(blobs: Fed
         run(MAEcho(), blobs, module, **settings())
 
 
+@pytest.mark.filterwarnings("ignore:silo .* shares no class")
 def test_beats_the_average_on_disjoint_classes() -> None:
     """Two linearly separable halves of a problem, a pair of classes at each client."""
     generator = torch.Generator().manual_seed(1)
