@@ -16,6 +16,8 @@ from ekiden.base.errors import DataWarning, UserError
 from ekiden.data import moments, spelling
 from ekiden.data.moments import ColumnMoments
 
+Command = Callable[..., tuple[int, str]]
+
 
 def hospitals(silos: int = 3, rows: int = 60) -> list[Any]:
     made = []
@@ -166,3 +168,47 @@ def test_spellings_stop_on_the_command_line(
     code, said = command("data", "--silos", "silos", "--label-column", "died", "--spelling", "merge")
     assert code == 0, said
     assert "2 classes" in said
+
+
+def numbered(first: int, seed: int = 0, rows: int = 40) -> dict[str, Any]:
+    draw = np.random.default_rng(seed)
+    return {"dose": draw.normal(size=rows), "label": first + np.arange(rows) % 2}
+
+
+def test_classes_numbered_from_0_and_from_1_are_refused_with_the_silos(tmp_path: Path, command: Command) -> None:
+    silos: list[Any] = [numbered(0, 0), numbered(1, 1), numbered(1, 2)]
+    line = "classes are 0 to 1 at north, but 1 to 2 at south, west: number them alike, or take them as they are by"
+    with pytest.raises(UserError, match=line):
+        ekiden.federate(silos, names=["north", "south", "west"])
+    assert ekiden.federate(silos, spelling="keep").dataset.classes == ("0", "1", "2")
+    together = pandas.concat([pandas.DataFrame(s).assign(ward=w) for s, w in zip(silos, ("a", "b", "c"), strict=True)])
+    together.to_csv(tmp_path / "t.csv", index=False)
+    code, said = command("data", str(tmp_path / "t.csv"), "--group-column", "ward")
+    assert code == 2
+    assert "classes are 0 to 1 at a, but 1 to 2 at b, c" in said
+    x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    with pytest.warns(DataWarning, match="classes are 0 to 1 at client-0, but 1 to 2 at client-1: check"):
+        ekiden.federate([(x, np.arange(40) % 2), (x + 1, 1 + np.arange(40) % 2)])
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        [{0, 1}, {0, 1}],
+        [{0, 1, 2}, {1, 2}],
+        [{0, 1}, {2, 3}],
+        [{1, 2}, {1, 2}],
+        [{0, 2}, {1, 3}],
+        [{0}, {1}],
+        [{0, 1}, {1, 2}, {0, 2}],
+    ],
+)
+def test_silos_that_hold_other_classes_are_not_taken_for_another_count(held: list[set[int]]) -> None:
+    assert not spelling.numbered_from_two({f"s{k}": labels for k, labels in enumerate(held)})
+
+
+@given(st.integers(2, 30), st.lists(st.booleans(), min_size=2, max_size=6).filter(lambda s: len(set(s)) == 2))
+def test_any_number_of_classes_counted_from_0_and_from_1_is_found(classes: int, shifted: list[bool]) -> None:
+    held = {f"s{k}": set(range(one, classes + one)) for k, one in enumerate(shifted)}
+    line = spelling.numbered_from_two(held)
+    assert all(f"s{k}" in line for k in range(min(len(shifted), 5)))

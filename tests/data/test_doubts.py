@@ -163,3 +163,59 @@ def test_a_ward_only_in_the_test_file_is_refused_and_one_without_test_rows_is_no
     data = ekiden.load(both, group_column="ward")
     with pytest.raises(UserError, match=r"12 test rows of .* are of groups that training does not have \(x\)"):
         ekiden.split(data, "natural")
+
+
+def lines_of(seen: Any) -> str:
+    return " ".join(str(one.message) for one in seen if one.category is DataWarning)
+
+
+@pytest.mark.parametrize(
+    ("label", "copy"),
+    [
+        (["no", "yes"] * 30, [1, 0] * 30),
+        (["no", "yes"] * 30, ["alive", "dead"] * 30),
+        (["a", "b", "c"] * 20, [3.5, 1.5, 2.5] * 20),
+        ([0.5 * k for k in range(60)], [3 - 7.0 * k for k in range(60)]),
+        ([float(k * k) / 3 for k in range(60)], [0.1 * k for k in range(60)]),
+    ],
+)
+def test_a_copy_of_the_label_is_named(label: list[Any], copy: list[Any], tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    table = pandas.DataFrame({"age": draw.normal(50, 9, 60), "twin": copy, "sex": ["f", "m", "f"] * 20, "label": label})
+    with pytest.warns(DataWarning) as seen:
+        ekiden.load(table)
+    assert "column 'twin' of own data is the same as the label 'label', or a one-to-one function" in lines_of(seen)
+    assert "--drop-columns" in lines_of(seen)
+    assert "'age'" not in lines_of(seen)
+    with pytest.warns(DataWarning, match=r"column 'twin' of own data is the same as the label"):
+        ekiden.federate([table, table.sample(frac=1, random_state=0)])
+    table.to_csv(tmp_path / "t.csv", index=False)
+    for _ in range(2):  # also of the data set that is kept
+        with pytest.warns(DataWarning, match=r"column 'twin' of .*t.csv is the same as the label"):
+            ekiden.load(str(tmp_path / "t.csv"))
+
+
+def test_a_gap_and_an_array_can_be_copies_of_the_label() -> None:
+    draw = np.random.default_rng(0)
+    y = draw.integers(0, 2, 80)
+    x = np.stack([draw.normal(size=80), y * 2.0 + 1], axis=1).astype(np.float32)
+    with pytest.warns(DataWarning, match=r"value 1 of the inputs of own data is the same as the label"):
+        from_tensors((x, y))
+    gone = pandas.DataFrame({"age": x[:, 0], "left": np.where(y, 5.0, np.nan), "label": np.where(y, "a", "b")})
+    with pytest.warns(DataWarning, match=r"column 'left' of own data is the same"):
+        ekiden.load(gone)
+
+
+def test_features_that_only_go_with_the_label_are_not_copies() -> None:
+    draw = np.random.default_rng(0)
+    y = draw.integers(0, 3, 200)
+    near = y.astype(float)
+    near[7] = (near[7] + 1) % 3
+    coarse = np.minimum(y, 1).astype(float)  # two classes share a value
+    fine = y + draw.integers(0, 2, 200) / 10  # a class has two values
+    table = pandas.DataFrame({"near": near, "coarse": coarse, "fine": fine, "age": draw.normal(size=200), "label": y})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DataWarning)
+        ekiden.load(table)
+        few = pandas.DataFrame({"twin": [1.0, 2.0] * 5, "age": draw.normal(size=10), "label": ["a", "b"] * 5})
+        ekiden.load(few, min_count=1)

@@ -153,6 +153,18 @@ def test_rows_of_a_table_are_encoded_as_the_silos_agreed(
         assert code == 0, printed
         found = pd.read_parquet("out.parquet")
         assert (found.prediction.to_numpy() == frame.label[180:].to_numpy()).mean() == reported(run_folder)
+        assert "does not know" not in printed
+    strange = frame[180:].reset_index(drop=True)
+    strange.loc[:4, "ward"], strange.loc[5, "ward"] = "east", "West"
+    strange.to_csv("strange.csv", index=False)
+    line = (
+        "strange.csv holds categories that the model does not know (column 'ward': 'east', 'West' in 6 of 60 rows): "
+        "all of them count as one, as categories with too few rows did in training"
+    )
+    for args in (("predict", str(run_folder), "strange.csv"), ("evaluate", str(run_folder), "--data", "strange.csv")):
+        code, printed = command(*args)
+        assert code == 0, printed
+        assert printed.count(line) == 1
     frame[180:].drop(columns=["size"]).to_csv("lacking.csv", index=False)
     code, printed = command("predict", str(run_folder), "lacking.csv")
     assert (code, printed.count("\n")) == (2, 1)

@@ -17,7 +17,7 @@ from ekiden.data.holdings import Holding, Source, hold, silo_name
 from ekiden.data.kinds import Inputs, Tokens, of_tensor
 from ekiden.data.samples import Dataset, Samples
 from ekiden.data.schema import Schema
-from ekiden.data.spelling import spelled
+from ekiden.data.spelling import check_numbering, spelled
 from ekiden.data.targets import refuse_constant, targets
 from ekiden.data.tasks import Classification, LanguageModelling, Regression, Task, scaled
 from ekiden.data.tasks.base import IGNORED
@@ -114,6 +114,8 @@ def assemble(
     if like is None or reading.spelling == "merge":
         raws = spelled(raws, owned, reading.spelling, named_, known)
     y, outputs, chosen = targets(raws, task, like, classes)
+    if isinstance(chosen, Classification) and like is None and not classes:
+        check_numbering(raws, owned, reading.spelling)
     domain, domains = owners("domain", raws, domains)
     group, groups = _groups(holdings, raws) if silos else owners("group", raws)
     found = zip(raws, y, domain, group, subjects(raws), times(raws), strict=True)
@@ -161,6 +163,7 @@ def _doubt(made: Dataset, raws: Sequence[Raw], reading: Reading, *, tables: bool
     """Say what may be wrong with the data."""
     if raws[0].kind.agreed and tables and not reading.feature_columns:
         doubts.ids_among_features(raws)
+    doubts.copied_labels(made, raws[0].targets)
     if reading.group_column:
         doubts.small_groups(raws, reading.group_column)
     if test_given:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.base.errors import DataWarning, counted
@@ -17,6 +18,7 @@ from ekiden.base.outside import pa, pc
 from ekiden.data.cells import DATE, is_text
 from ekiden.data.kinds import Inputs
 from ekiden.data.samples import Dataset, Samples
+from ekiden.data.tasks import Classification, MultiLabel, Regression
 from ekiden.data.undecoded import Raw
 
 _ID = re.compile(
@@ -29,6 +31,8 @@ _NEARLY = 0.95
 _SMALL = 20  # rows of a group that may be a patient, hardly a hospital
 _ROWS_DIFFER = 0.95  # share of different rows from which equal rows mean something
 FEATURES = 2  # of a sample; rows of a single number are equal by chance
+_COPIED = 20  # rows from which a column that equals the label is hardly chance
+_PEEK = 512  # rows that are looked at first
 _LARGE = 1 << 28  # bytes of samples that are not compared
 _SHOWN = 5
 
@@ -84,6 +88,49 @@ def _differ_in_each_row(columns: Sequence[Any], different: int) -> bool:
     text = all(is_text(column.type) for column in columns)
     rows = sum(len(column) - column.null_count for column in columns)
     return text and rows >= _MANY and different >= _NEARLY * rows
+
+
+def copied_labels(dataset: Dataset, labels: Sequence[str]) -> None:
+    """Name the features that are the label in other words: equal to it, or a one-to-one function of it.
+
+    Args:
+        dataset: its training samples are compared.
+        labels: names of the columns of labels.
+    """
+    x, y = dataset.train.x, dataset.train.y
+    numbers = isinstance(dataset.task, Regression)
+    wanted = isinstance(dataset.task, Classification | MultiLabel) or numbers
+    if not wanted or x.ndim != 2 or not x.is_floating_point() or x.nbytes > _LARGE or len(x) < _COPIED:
+        return
+    values = np.nan_to_num(x.double().cpu().numpy(), nan=np.finfo(np.float64).max)
+    columns = y.double().cpu().numpy().reshape(len(y), -1).T
+    for target, label in enumerate(columns):
+        if len(np.unique(label)) < (_FEW if numbers else 2):
+            continue
+        copies = [k for k in _like(values[:_PEEK], label[:_PEEK], numbers) if _like(values[:, [k]], label, numbers)]
+        if copies:
+            names = dataset.inputs.values_named(x.shape[1])
+            shown = ", ".join(names[k] for k in copies[:_SHOWN])
+            what = f"the label {labels[target]!r}" if target < len(labels) else "the label"
+            are, them = ("are", "them") if len(copies) > 1 else ("is", "it")
+            drop = " with --drop-columns" if dataset.inputs.agreed else ""
+            tell(
+                f"{shown} of {dataset.name} {are} the same as {what}, or a one-to-one function of it, in all "
+                f"{len(x):,} training rows: a model copies {them} and learns nothing else; leave {them} out{drop}"
+            )
+
+
+def _like(values: NDArray[np.float64], label: NDArray[np.float64], numbers: bool) -> list[int]:
+    """Return the columns (n, d) that are a one-to-one function of the label (n,); of numbers, one that keeps order."""
+    order = np.argsort(label, kind="stable")
+    steps, new = np.diff(values[order], axis=0), np.diff(label[order]) > 0
+    if numbers:  # labels may have been rounded to float32
+        ordered = (steps >= 0).all(axis=0) | (steps <= 0).all(axis=0)
+        many = _NEARLY * (1 + new.sum())
+        return [int(k) for k in np.flatnonzero(ordered) if len(np.unique(values[:, k])) >= many]
+    moved = (steps != 0) == new[:, None]  # values change where the label does
+    first = values[order][[0, *(np.flatnonzero(new) + 1)]]  # a value for each class
+    return [int(k) for k in np.flatnonzero(moved.all(axis=0)) if len(np.unique(first[:, k])) == len(first)]
 
 
 def small_groups(raws: Sequence[Raw], column: str) -> None:

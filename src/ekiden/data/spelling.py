@@ -126,6 +126,46 @@ def spelled(
     return [_renamed(raw, instead.get(label, {}), columns) for raw in raws]
 
 
+def check_numbering(raws: Sequence[Raw], silos: Sequence[str], how: Spelling) -> None:
+    """Refuse labels that some silos number from 0 and others from 1; of arrays only say so.
+
+    Args:
+        raws: as in `spelled`.
+        silos: as in `spelled`.
+        how: keep takes the numbers as they are.
+    """
+    whole = all(raw.label.ndim == 1 and raw.label.dtype.kind in "iu" and not raw.classes for raw in raws)
+    if how == "keep" or not whole:
+        return
+    held: dict[str, set[int]] = {}
+    for raw, silo in zip(raws, silos, strict=True):
+        owners = np.full(len(raw), silo) if silo or raw.group is None else raw.group.astype(np.str_)
+        names, place = np.unique(owners, return_inverse=True)
+        for owner, label in np.unique(np.stack([place, raw.label]), axis=1).T.tolist():
+            held.setdefault(str(names[owner]), set()).add(label)
+    if not (line := numbered_from_two(held)):
+        return
+    if not raws[0].given:
+        raise UserError(f"{line}: number them alike, or take them as they are by --spelling keep")
+    warnings.warn(f"{line}: check that a number means the same everywhere", DataWarning, stacklevel=3)
+
+
+def numbered_from_two(held: Mapping[str, set[int]]) -> str:
+    """Say that some silos number their classes from 0, and others as many from 1; "" if they do not.
+
+    Args:
+        held: for each silo, its labels.
+    """
+    every = set().union(*held.values()) if held else set()
+    high = max(every, default=0)
+    zero = [silo for silo, labels in held.items() if 0 in labels]
+    one = [silo for silo, labels in held.items() if high in labels]
+    shifted = any(held[s] == every - {high} for s in zero) and any(held[s] == every - {0} for s in one)
+    if high < 2 or every != set(range(high + 1)) or set(zero) & set(one) or not shifted:
+        return ""
+    return f"classes are 0 to {high - 1} at {_silos(zero)}, but 1 to {high} at {_silos(one)}"
+
+
 def _texts(raws: Sequence[Raw]) -> list[str]:
     """Return the columns of text that all tables have, with few enough different values to be names."""
     if not raws[0].kind.agreed:

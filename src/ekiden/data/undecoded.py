@@ -171,6 +171,10 @@ class Inputs(Checked, ABC):
         """Return samples padded to the length that all parties use."""
         return x
 
+    def values_named(self, width: int) -> list[str]:
+        """Return what the values of a vector are called in messages."""
+        return [f"value {k} of the inputs" for k in range(width)]
+
     def terms(self) -> "Inputs":
         """Return what parties must agree on."""
         return self

@@ -139,7 +139,7 @@ def check_model(worker: Worker, data: FederatedData) -> None:
         x, y = bench.feed.batch(
             Subset(dataset.train, torch.arange(min(2, len(dataset.train)))), slice(None), train=False
         )
-        with torch.inference_mode():
+        with torch.enable_grad():
             out = worker.network.module.eval()(x)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         reason = str(error).split("\n")[0]
@@ -156,6 +156,12 @@ def check_model(worker: Worker, data: FederatedData) -> None:
             f"the model gives {found} per sample, but the data have {dataset.outputs} classes: "
             f"give its last layer {dataset.outputs} outputs"
         )
+    if not out.requires_grad:
+        raise UserError(
+            "no gradient reaches the model's parameters: its output is cut off from them, by detach, no_grad or a "
+            "conversion to another library; take that out of forward"
+        )
+    out = out.detach()
     _refuse_probabilities(worker.network.module, out, data)
     worker.setup.method.check_network(Size.of(worker.network, dataset.shape, task))
 

@@ -1,6 +1,7 @@
 """Make tensors of the rows of a table."""
 
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -88,6 +89,8 @@ class Table(Inputs):
         known = wanted.known
         if wanted.size:
             raise UserError("--size is the side of images, but the data are a table: leave it out")
+        if isinstance(known, Table):
+            known.say_unknown([raw for side in sides for raw in side])
         if known:
             return [torch.cat([known.encode(raw) for raw in side]) for side in sides], known
         table, tensors = unscaled([raw for side in sides for raw in side], wanted.reading.missing)
@@ -118,6 +121,33 @@ class Table(Inputs):
         part = raw if isinstance(raw, Raw) else self.read(frames.arrow(raw, "the table given"), "the table given")
         return self.scaled(*rows(part, self))
 
+    def values_named(self, width: int) -> list[str]:
+        """See `Inputs`."""
+        gaps = [f"the gaps of column {name!r}" for name in self.gaps] if self.scale else []
+        return [*(f"column {n!r}" for n in self.numeric), *gaps, *(f"column {n!r}" for n in self.categorical)]
+
+    def say_unknown(self, raws: Sequence[Raw]) -> None:
+        """Count and name the categories that were not agreed on.
+
+        Warns:
+            DataWarning: there are some.
+        """
+        found, rows_ = [], sum(map(len, raws))
+        for name, known in zip(self.categorical, self.vocabularies, strict=True):
+            counts = Counter(text for raw in raws for text in _names(raw.images[name]).tolist())
+            strange = {text: n for text, n in counts.most_common() if text and text not in known}
+            if strange:
+                shown = ", ".join(map(repr, [*strange][:_SHOWN]))
+                more = f" and {len(strange) - _SHOWN:,} more" if len(strange) > _SHOWN else ""
+                found.append(f"column {name!r}: {shown}{more} in {sum(strange.values()):,} of {rows_:,} rows")
+        if found:
+            warnings.warn(
+                f"{raws[0].source} holds categories that the model does not know ({'; '.join(found)}): all of them "
+                "count as one, as categories with too few rows did in training",
+                DataWarning,
+                stacklevel=3,
+            )
+
     def scaled(self, numbers: Numbers, names: Sequence[Names]) -> Tensor:
         """Return (n, d) float32 rows.
 
@@ -138,7 +168,9 @@ class Table(Inputs):
         _same_columns(columns, frame.column_names, "the model's data", source, more=True)
         cells = Cells(frame, source, Writing(self.missing), self.numeric)
         read = cells.features(columns, self.categorical, self.numeric)
-        return Raw(source, read, np.zeros(len(frame)), kind=Table)
+        found = Raw(source, read, np.zeros(len(frame)), kind=Table)
+        self.say_unknown([found])
+        return found
 
 
 def encode_again(x: Tensor, before: Table, after: Table) -> Tensor:
