@@ -27,3 +27,8 @@ def test_every_method_is_a_public_name() -> None:
     assert {"FedSeq", "run"} <= set(dir(ekiden))
     with pytest.raises(AttributeError, match="no attribute 'METHODS'"):
         _ = ekiden.METHODS
+
+
+def test_every_public_name_is_there() -> None:
+    assert [name for name in ekiden.__all__ if not hasattr(ekiden, name)] == []
+    assert set(ekiden._WHERE) <= set(ekiden.__all__)

@@ -1,4 +1,4 @@
-"""Networks for rows of tables (`ekiden.data.inputs.Table`) and for texts (`ekiden.data.inputs.Tokens`)."""
+"""Networks for rows of tables and for texts (`ekiden.data.kinds`), trained from scratch."""
 
 from math import ceil, sqrt
 
