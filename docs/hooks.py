@@ -232,12 +232,13 @@ def leaderboard() -> str:
         about = (
             f'data-task="{escape(f"{task}: {metric.name}{metric.unit}")}" data-method="{method}" data-value="{value}"'
         )
-        cells = f'<td>{escape(told)}</td><td>{escape(model)}</td><td data-key="{moved}">{summary.size(moved)}</td>'
-        cells += f'<td data-key="{value}">{spread}</td><td>{seeds}</td><td>{name.removesuffix(".jsonl")}</td>'
+        cells = f'<td>{escape(told)}</td><td data-key="{value}">{spread}</td>'
+        cells += f'<td data-key="{moved}">{summary.size(moved)}</td>'
+        cells += f"<td>{escape(model)}</td><td>{seeds}</td><td>{name.removesuffix('.jsonl')}</td>"
         lines.append(f'<tr {about} data-higher="{metric.higher:d}">{cells}</tr>')
     tasks = dict.fromkeys(f"{row[0]}: {row[5].name}{row[5].unit}" for row in board())
     choice = "".join(f"<option>{escape(task)}</option>" for task in tasks)
-    head = "".join(f"<th>{name}</th>" for name in ("method", "network", "bytes", "value", "seeds", "record"))
+    head = "".join(f"<th>{name}</th>" for name in ("method", "value", "bytes", "network", "seeds", "record"))
     return (
         f'<div id="leaderboard"><p><select id="task" aria-label="task">{choice}</select> '
         '<label><input type="checkbox" id="all"> all settings, not only the best of each method</label></p>'
@@ -252,7 +253,8 @@ def signature(function: Callable[..., Any]) -> str:
     for one in inspect.signature(function).parameters.values():
         lines += ["    *,"] if one.kind is one.KEYWORD_ONLY and not named else []
         named = one.kind is one.KEYWORD_ONLY
-        lines.append(f"    {one.name}," if one.default is one.empty else f"    {one.name}={one.default!r},")
+        default = "..." if callable(one.default) else repr(one.default)  # a function has no readable name
+        lines.append(f"    {one.name}," if one.default is one.empty else f"    {one.name}={default},")
     return "\n".join([f"ekiden.{function.__name__}(", *lines, ")"])
 
 

@@ -277,7 +277,8 @@ def test_normalise_features() -> None:
 
 def test_normalise_refuses_the_wrong_number_of_channels() -> None:
     with pytest.raises(
-        UserError, match="--mean has 3 values and --std 1, but the images have 1 channel: give one value or as many as"
+        UserError,
+        match="--mean has 3 values and --std 1, but the images have 1 channel: give one value, or one for each",
     ):
         normalise(images(c=1), MEAN, (1.0,))
 

@@ -444,7 +444,7 @@ def test_rounded_sums_are_close_to_exact_ones_and_the_same_in_units_of_1(pooled:
 
 
 def test_with_rounded_sums_the_penalty_is_not_below_their_noise() -> None:
-    """12 bits for as many as 100,000 samples: errors as large as the sums, so that only the strongest penalty helps."""
+    """12 bits for 100,000 samples: errors as large as the sums, so that only the strongest penalty helps."""
     coarse = go(silos([torch.arange(60, 300)]), replace(METHOD, bits=12, samples=100_000))
     x = points()[0]
     probabilities = inside(coarse, x)[1].softmax(1)

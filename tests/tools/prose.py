@@ -14,6 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FILES = ("*.md", "docs/**/*.md", "experiments/*.toml", "src/**/*.py", "benchmarks/**/*.py", "tests/**/*.py")
 EXCEPT = ("docs/results.md", "tests/tools/prose.py", "tests/tools/test_prose.py")  # generated; the words themselves
+HISTORY = ("fedgram-development.md", "fedtasuki-development.md", "CHANGELOG.md", "catalogue.md")
 INSTEAD = {
     r"(?<!here\s)\b(?:is|are|was) no (?!longer|more|less|better|worse)": "is not a ..., or: there is no ...",
     r"\bbesides?\b": "next to, also",
@@ -49,21 +50,44 @@ INSTEAD = {
     r"\bin mid-": "during",
     r"\bin the place of\b": "in place of",
     r"\bnone of this\b": "not of this",
+    r"\bas many as\b": "at most, one for each, the number of",
     r"\b(?:and|or) no (?:run folder|safetensors)": "not a ...",
 }
+IN_PAGES = {  # what users read must be better still
+    r"\b(?:is|are|was|were) of (?:the|a|an|its|their)\b": "belongs to, comes from, shows",
+    r"\bin the mean\b": "on average",
+    r"\bin the same bytes\b": "with the same traffic",
+    r"\b(?:can|cannot|could) be told\b": "can be decided, can be distinguished",
+    r"\bthe (?:former|latter)\b": "the noun itself",
+    r"\bclaimed to be new\b": "We claim no novelty",
+    r"\b(?:has|have|had) \d+\.\d": "reaches, with a unit",
+    r"\b(?:is|are) away\b": "is missing",
+    r"\bof such\b": "of these, of this kind",
+    r"\bin small\b": "at small scale",
+    r"\bwhoever\b": "a person who, a party that",
+    r"\bby itself\b": "automatically, on its own",
+}
 GAP = r"[\s#]+"  # a phrase may run over the end of a line, and of a line of comment
-RULES = [(re.compile(words.replace(" ", GAP), re.IGNORECASE), instead) for words, instead in INSTEAD.items()]
+Rules = list[tuple[re.Pattern[str], str]]
 
 
-def findings(text: str) -> Iterator[tuple[int, str, str]]:
+def _rules(words: dict[str, str]) -> Rules:
+    return [(re.compile(bad.replace(" ", GAP), re.IGNORECASE), instead) for bad, instead in words.items()]
+
+
+RULES = _rules(INSTEAD)
+PAGE_RULES = RULES + _rules(IN_PAGES)
+
+
+def findings(text: str, rules: Rules = RULES) -> Iterator[tuple[int, str, str]]:
     """Yield the line, the words, and what to write instead, for each bad habit; code in backticks is skipped."""
     prose = re.sub(
-        r"```.*?```|`[^`\n]+`|\{[^{}\n]*\}|\"\w+\"",
+        r"```.*?```|<!--.*?-->|\]\([^)]*\)|`[^`\n]+`|\{[^{}\n]*\}|\"\w+\"",
         lambda code: re.sub(r"[^\n]", "_", code.group()),
         text,
         flags=re.DOTALL,
     )
-    for rule, instead in RULES:
+    for rule, instead in rules:
         for match in rule.finditer(prose):
             yield text.count("\n", 0, match.start()) + 1, re.sub(GAP, " ", match.group()).strip(), instead
 
@@ -72,7 +96,7 @@ def in_file(path: Path) -> Iterator[tuple[int, str, str]]:
     """Yield the findings in a page, or in the comments and strings of a Python file."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
-        yield from findings(text)
+        yield from findings(text, PAGE_RULES if path.suffix == ".md" and path.name not in HISTORY else RULES)
         return
     lines = text.split("\n")
     prose = [[" "] * len(line) for line in lines]

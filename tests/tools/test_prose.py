@@ -42,3 +42,18 @@ def test_of_python_only_comments_and_strings_are_read(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text('def f(anew, beside):  # computed anew\n    """Mend it."""\n    return f"{beside} is no file"\n')
     assert [(line, words) for line, words, _ in in_file(file)] == [(3, "is no"), (2, "Mend"), (1, "anew")]
+
+
+def test_pages_are_read_with_more_rules_than_code(tmp_path: Path) -> None:
+    text = "FedSeq has 81.3 in the mean; the latter is of the\nserver. [in small](page.md#in-small)\n"
+    page, code = tmp_path / "page.md", tmp_path / "code.py"
+    page.write_text(text)
+    code.write_text(f'"""{text}"""\n')
+    assert [words for _, words, _ in in_file(page)] == [
+        "is of the",
+        "in the mean",
+        "the latter",
+        "has 81.3",
+        "in small",
+    ]
+    assert not list(in_file(code))

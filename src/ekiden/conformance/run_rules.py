@@ -56,7 +56,7 @@ def counts_every_pass(subject: Subject) -> None:
 
 
 def ledger_equals_the_cost(subject: Subject) -> None:
-    """The bytes in the ledger are as many as `cost` says, or fewer and as many as `moved` says."""
+    """The ledger has the bytes that `cost` says, or fewer if `moved` says so."""
     method, result = subject.small, subject.plain
     size = Size.of(Network(of_method(Tiny, method, (4,), 3, 3, Classification())()), (4,))
     cost, moved = method.cost(CLIENTS, size), method.moved(result.state, CLIENTS, size)

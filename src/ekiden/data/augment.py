@@ -118,7 +118,7 @@ def normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Ten
     if len(mean) not in (1, x.shape[1]) or len(std) not in (1, x.shape[1]):
         raise UserError(
             f"--mean has {len(mean)} value{'s' * (len(mean) != 1)} and --std {len(std)}, but the images have "
-            f"{x.shape[1]} channel{'s' * (x.shape[1] != 1)}: give one value or as many as channels"
+            f"{x.shape[1]} channel{'s' * (x.shape[1] != 1)}: give one value, or one for each channel"
         )
     unit = 255.0 if x.dtype == torch.uint8 else 1.0
     out = x.float()

@@ -283,7 +283,7 @@ def as_printed(value: Published) -> str:
 
 
 def _digits(value: float) -> str:
-    """Return a number with two digits after the point, or with as many as were printed."""
+    """Return a number with two digits after the point, or with those that were printed."""
     return f"{value:.2f}" if round(value, 2) == value else f"{value:g}"
 
 

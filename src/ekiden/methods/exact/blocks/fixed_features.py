@@ -281,7 +281,7 @@ class FixedFeatures(Method):
     """most bytes of a hand-off, or with several laps of the run divided by N - 1; they decide the number of features: M
     (as much as a model of the network), 5% (of that), 250kB, 11.5MB"""
     width: CountOrZero = 0
-    """D, number of features; 0: as many as `bytes` allows"""
+    """D, number of features; 0: what `bytes` allows"""
     patch: str = "6"
     """p, side of the patches in pixels; several sides share the features, as in 5,8"""
     pooling: Count = 2

@@ -101,7 +101,7 @@ class SPFL(Method):
     epochs: Count = 5
     """E, epochs at each visit: K steps"""
     chains: CountOrZero = 0
-    """S, chains per round; 0: as many as clients take part"""
+    """S, chains per round; 0: one for each client that takes part"""
     length: CountOrZero = 0
     """L, clients in a chain; 0: all that take part"""
     chain_order: Order = "latin"
