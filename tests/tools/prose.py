@@ -82,7 +82,7 @@ PAGE_RULES = RULES + _rules(IN_PAGES)
 def findings(text: str, rules: Rules = RULES) -> Iterator[tuple[int, str, str]]:
     """Yield the line, the words, and what to write instead, for each bad habit; code in backticks is skipped."""
     prose = re.sub(
-        r"```.*?```|<!--.*?-->|\]\([^)]*\)|`[^`\n]+`|\{[^{}\n]*\}|\"\w+\"",
+        r"```.*?```|<!--.*?-->|(?<=\])\([^)]*\)|`[^`\n]+`|\{[^{}\n]*\}|\"\w+\"",
         lambda code: re.sub(r"[^\n]", "_", code.group()),
         text,
         flags=re.DOTALL,

@@ -49,11 +49,6 @@ def test_pages_are_read_with_more_rules_than_code(tmp_path: Path) -> None:
     page, code = tmp_path / "page.md", tmp_path / "code.py"
     page.write_text(text)
     code.write_text(f'"""{text}"""\n')
-    assert [words for _, words, _ in in_file(page)] == [
-        "is of the",
-        "in the mean",
-        "the latter",
-        "has 81.3",
-        "in small",
-    ]
+    found = {words for _, words, _ in in_file(page)}
+    assert found == {"is of the", "in the mean", "the latter", "has 81.3", "in small"}
     assert not list(in_file(code))
