@@ -27,7 +27,7 @@ from ekiden.training.weights import Weights, mean
 SHOWN = 400  # test samples in a picture of features
 _GRIDS = ((15, 256), (13, 192), (11, 128), (9, 96), (7, 64), (7, 32))  # (points per side, test samples)
 _FLOPS = 2e11  # for one loss surface: seconds on one core
-_MOST_CLASSES = 21  # as many as colours and marks can tell apart
+_MOST_CLASSES = 21  # colours and marks cannot distinguish more
 
 
 @dataclass(frozen=True)
