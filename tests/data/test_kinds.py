@@ -2,6 +2,9 @@
 
 import io
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -183,10 +186,52 @@ def test_code_runs_only_if_the_user_named_it_and_never_for_another_party(folder:
     inputs = from_json(stored)
     assert to_json(inputs) == stored
     assert type(inputs) is named(f"{folder}/mine.py:Spectra")
-    with pytest.raises(UserError, match="is code in a file, which silos do not execute for others"):
-        terms(inputs)
-    with pytest.raises(UserError, match="is code in a file, which silos do not execute for others"):
-        of_terms(json.dumps(stored))
+    told = terms(inputs)  # to other parties: the name and a digest of the file, no path and no code
+    assert str(folder) not in told
+    assert of_terms(told) == inputs
+    for text in (json.dumps(stored), told.replace("mine.py:Spectra@", "mine.py:Spectra@0")):
+        with pytest.raises(UserError, match=r"mine.py:Spectra.* is code that is not here, or that was never allowed"):
+            of_terms(text)
+    (folder / "mine.py").write_text(KIND + "\n# changed\n")
+    with pytest.raises(UserError, match=r"then `ekiden trust mine.py`"):
+        of_terms(told)
+
+
+def test_a_kind_of_an_installed_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write what pip installs: a module, and its entry point in a .dist-info folder."""
+    site = folder / "site"
+    (site / "spectra-1.0.dist-info").mkdir(parents=True)
+    (site / "spectra_lab.py").write_text(KIND)
+    (site / "spectra-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: spectra\nVersion: 1.0\n")
+    (site / "spectra-1.0.dist-info" / "entry_points.txt").write_text("[ekiden.kinds]\nspectra = spectra_lab:Spectra\n")
+    with pytest.raises(UserError, match="unknown kind of samples 'spectra'"):
+        load(str(folder / "lab"), sample_kind="spectra")
+    paths = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+    def ekiden(*args: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "ekiden", *args],
+            check=False,
+            env={**os.environ, "PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    ekiden("run", *RUN[:-2], "--data", "lab", "--sample-kind", "spectra")
+    run = folder / "runs/fedseq-lab-seed0"
+    assert read_config(run)["inputs"] == {"kind": "spectra", "points": 6}
+    found = pd.read_csv(io.StringIO(ekiden("predict", str(run), "lab")))
+    assert (found.prediction == [Path(file).parent.name for file in found.file]).mean() >= 0.9
+    monkeypatch.syspath_prepend(str(site))
+    outside._points.cache_clear()
+    try:
+        inputs = named("spectra")()
+        assert json.loads(terms(inputs)) == {"kind": "spectra", "points": 6}
+        assert of_terms(terms(inputs)) == inputs
+    finally:
+        outside._points.cache_clear()
 
 
 def test_the_kinds_of_ekiden_keep_their_names() -> None:

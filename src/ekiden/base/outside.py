@@ -69,6 +69,23 @@ def load(name: str) -> Any:
     return getattr(module, attribute)
 
 
+def by_content(name: str) -> str:
+    """Return PATH.py:NAME as FILE.py:NAME@DIGEST, which means the same content for everybody."""
+    return f"{short(name)}@{_digest(_path(name))}"
+
+
+def own_copy(name: str) -> str:
+    """Return PATH.py:NAME of the user's own file that FILE.py:NAME@DIGEST names; only a file that the user trusts."""
+    file, digest = name.rsplit("@", 1) if "@" in name else (name, "")
+    for known, path in _noted():
+        if known == digest and Path(path).is_file() and _digest(Path(path)) == digest:
+            return f"{path}:{file.rpartition(':')[2]}"
+    raise UserError(
+        f"{short(file)[:80]} is code that is not here, or that was never allowed to run here: put the same file here, "
+        f"read it, then `ekiden trust {Path(file.rpartition(':')[0]).name[:80]}`"
+    )
+
+
 def call(name: str, group: Group, *args: Any) -> Any:
     """Call the function `name` (in a file, or an entry point of `group`), and return its result."""
     function = load(name) if is_file(name) else installed(group)[name].load()
@@ -147,11 +164,17 @@ def _list() -> Path:
     return Path(os.environ.get("EKIDEN_CACHE") or "~/.cache/ekiden").expanduser() / "trusted-code"
 
 
-def _trusted() -> frozenset[str]:
+def _noted() -> list[tuple[str, str]]:
+    """Return the digests that the user has named, each with the path of its file."""
     try:
-        return frozenset(line.split(" ", 1)[0] for line in _list().read_text(encoding="utf-8").splitlines())
+        lines = _list().read_text(encoding="utf-8").splitlines()
     except OSError:
-        return frozenset()
+        return []
+    return [(digest, path) for digest, _, path in (line.partition(" ") for line in lines)]
+
+
+def _trusted() -> frozenset[str]:
+    return frozenset(digest for digest, _ in _noted())
 
 
 def _module(path: Path) -> ModuleType:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ekiden.base import outside
 from ekiden.base.checks import made, plain, reading
-from ekiden.base.errors import UserError, unknown
+from ekiden.base.errors import UserError, at, unknown
 from ekiden.data.kinds.arrays import Arrays
 from ekiden.data.kinds.images import Images
 from ekiden.data.kinds.tables import Table
@@ -75,13 +75,10 @@ def of_tensor(x: Tensor) -> Inputs:
 
 def terms(inputs: Inputs) -> str:
     """Return what parties must agree on, as text."""
-    shared = inputs.terms()
-    if outside.is_file(name_of(shared)):
-        raise UserError(
-            f"the kind of samples {shared.kind!r} is code in a file, which silos do not execute for others: install it "
-            f"at all parties as a package (entry point {_GROUP})"
-        )
-    return json.dumps(to_json(shared), sort_keys=True)
+    values = to_json(inputs.terms())
+    if outside.is_file(values["kind"]):  # no code travels: each party has its own copy of the file
+        values["kind"] = outside.by_content(values["kind"])
+    return json.dumps(values, sort_keys=True)
 
 
 def of_terms(text: str) -> Inputs:
@@ -91,5 +88,6 @@ def of_terms(text: str) -> Inputs:
     except (ValueError, RecursionError):
         raise UserError("the inputs cannot be read: they are not valid JSON") from None
     if isinstance(values, dict) and outside.is_file(str(values.get("kind"))):
-        raise UserError("the kind of samples is code in a file, which silos do not execute for others")
+        with at("the kind of samples"):
+            values["kind"] = outside.own_copy(str(values["kind"]))
     return from_json(values)

@@ -8,8 +8,9 @@ from ekiden.base.checks import plain
 from ekiden.base.errors import UserError
 from ekiden.data.augment import Augment
 from ekiden.data.kinds import of_terms
-from ekiden.data.spelling import spellings
-from ekiden.data.tasks import task_of_terms
+from ekiden.data.spelling import Spelling, fold, merging, numbered_from_two, spellings
+from ekiden.data.tasks import Classification, task_of_terms
+from ekiden.data.undecoded import natural
 from ekiden.engine.drive import outline
 from ekiden.engine.folder import code_version, values_digest
 from ekiden.engine.method import Method
@@ -52,6 +53,7 @@ def agree(
         inputs=one.inputs,
         task=one.task,
         schema=one.schema,
+        spelling=plan.spelling,
         revises=plan.revises,
     )
     check_needs(plan.method, no_samples(agreed))
@@ -69,6 +71,7 @@ def _alike(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> Hello:
                 f"{plan.method.title()} needs validation data at every silo, {name} has none: "
                 "raise data.val_fraction in its silo.toml"
             )
+    hellos = _one_spelling(hellos, plan.spelling)
     first, *others = hellos
     one = hellos[first]
     for name in others:
@@ -107,7 +110,24 @@ def _spelled(one: tuple[str, ...], other: tuple[str, ...]) -> str:
     """Return what to do if some names of classes of two silos differ in case or blanks only."""
     alike = spellings({"one": dict.fromkeys(one, 1), "other": dict.fromkeys(other, 1)})
     pairs = ", ".join(" and ".join(said(repr(name), 60) for name, _ in ways) for ways in alike[:3])
-    return f"{pairs} differ in case or blanks only: write them alike" if pairs else ""
+    if pairs:
+        return f"{pairs} differ in case or blanks only: write them alike, or choose --spelling merge or --spelling keep"
+    numbers = all(name.isdecimal() for name in (*one, *other))
+    if numbers and numbered_from_two({"one": set(map(int, one)), "other": set(map(int, other))}):
+        return "some count classes from 0 and others from 1: number them alike"
+    return ""
+
+
+def _one_spelling(hellos: Mapping[str, Hello], how: Spelling) -> Mapping[str, Hello]:
+    """Return what silos report, with one list of classes if these differ in case or blanks only and that is allowed."""
+    lists = {hello.classes for hello in hellos.values()}
+    classes = all(isinstance(task_of_terms(hello.task), Classification) for hello in hellos.values())
+    if not how or not classes or len(lists) == 1 or len({frozenset(map(fold, names)) for names in lists}) > 1:
+        return hellos
+    together = {silo: dict.fromkeys(hello.classes, 1) for silo, hello in hellos.items()}
+    instead = merging(together) if how == "merge" else {}
+    names = {instead.get(name, name) for each in together.values() for name in each}
+    return {silo: replace(hello, classes=tuple(sorted(names, key=natural))) for silo, hello in hellos.items()}
 
 
 def _grey_and_colour(one: tuple[int, ...], other: tuple[int, ...]) -> str:

@@ -20,6 +20,7 @@ from ekiden.data import schema as schemas
 from ekiden.data.augment import Augment
 from ekiden.data.kinds import of_terms
 from ekiden.data.samples import Dataset, Samples
+from ekiden.data.spelling import Spelling
 from ekiden.data.tasks import Task, task_of_terms
 from ekiden.engine.folder import code_version
 from ekiden.engine.method import Method
@@ -111,6 +112,7 @@ class Agreement:
         values: digest of the network's frozen and pretrained values, which each silo has itself; empty if there are
             none.
         task: what the labels mean, see `ekiden.data.tasks.terms`.
+        spelling: whether names of classes that differ in case or blanks only are one class (merge) or several (keep).
         schema: the study's schema, which the data of all silos meet; empty if there is none.
         revises: the run that this one replaces, as `Revision.text` gives it; empty if there is none.
     """
@@ -137,6 +139,7 @@ class Agreement:
     pretrained: str = ""
     values: str = ""
     task: str = ""
+    spelling: Spelling = ""
     schema: str = ""
     revises: str = ""
 

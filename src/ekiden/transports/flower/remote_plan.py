@@ -13,6 +13,7 @@ from ekiden.base import outside
 from ekiden.base.checks import Checked, CountOrZero, Positive, plain, require
 from ekiden.base.errors import UserError
 from ekiden.base.settings import Training
+from ekiden.data.spelling import Spelling
 from ekiden.engine.folder import read_config
 from ekiden.engine.method import Method
 from ekiden.methods import plan_of
@@ -50,6 +51,9 @@ class RemotePlan(Checked, Generic[M]):
     the silos that replied; or stop the run, which `ekiden resume` continues"""
     sealed: bool = True
     """encrypt each value from the silo that has it to the party that uses it, so that nobody in between can read it"""
+    spelling: Spelling = ""
+    """names of classes at several silos that differ in case or blanks only (Yes, yes): merge takes them as one, the
+    commonest spelling; keep as different. By default they are refused"""
     revises: Annotated[str, tyro.conf.Suppress] = ""
     """the run that this one replaces, as `ekiden forget` and `ekiden join` write it"""
 

@@ -16,7 +16,7 @@ from ekiden.data.kinds import Inputs, Table, from_json, to_json
 from ekiden.data.moments import ColumnSums, agree, check_units, target_scales
 from ekiden.data.samples import Dataset
 from ekiden.data.schema import Schema
-from ekiden.data.spelling import merging, refuse_spellings
+from ekiden.data.spelling import merging, numbered_from_two, refuse_spellings
 from ekiden.data.tasks import Regression
 
 _SHOWN = 5
@@ -174,6 +174,10 @@ def _spelled(told: Sequence[ColumnSums], spelling: str) -> list[ColumnSums]:
         names[f"column {column!r}"] = {one.silo: one.categories[column] for one in told}
     if not spelling:
         refuse_spellings(names)
+    if spelling != "keep" and all(name.isdecimal() for one in told for name in one.classes):
+        line = numbered_from_two({one.silo: set(map(int, one.classes)) for one in told})
+        if line:
+            raise UserError(f"{line}: number them alike, or take them as they are by --spelling keep")
     if spelling != "merge":
         return list(told)
     instead = {column: merging(each) for column, each in names.items()}

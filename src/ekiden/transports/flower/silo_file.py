@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import torch.nn.functional as F
 
+from ekiden.base import outside
 from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero, Range, made
 from ekiden.base.errors import PrivateError, UserError, at, unknown
 from ekiden.base.settings import Hardware
@@ -233,6 +234,10 @@ class SiloFile:
 
     def _read(self) -> Dataset:
         data, reading = self.data, self.data.reading
+        if outside.is_file(reading.sample_kind):  # as data.python: the owner of this file names it
+            file, _, name = reading.sample_kind.rpartition(":")
+            reading = replace(reading, sample_kind=f"{self.beside(file).absolute()}:{name}")
+            outside.trust(reading.sample_kind)
         if self.schema:
             reading = replace(reading, schema=str(self.schemas[-1])).with_schema()
         own = self.beside(data.path)

@@ -7,7 +7,10 @@ from functools import partial
 from pathlib import Path
 
 from ekiden.base.errors import UserError
-from ekiden.data.samples import ClientData, FederatedData
+from ekiden.data.samples import ClientData, FederatedData, Subset
+from ekiden.data.spelling import merging
+from ekiden.data.targets import in_order
+from ekiden.data.tasks import Classification
 from ekiden.engine.drive import Outline
 from ekiden.engine.setup import check_model, resolved_hardware
 from ekiden.engine.worker import Worker
@@ -84,6 +87,7 @@ def sign(file: SiloFile, text: bytes) -> str:
 
 def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
     """Prepare to execute tasks of this run. Nothing is stored before all is checked."""
+    held = _spelled(held, terms)
     dataset, client = held
     admission = Admission(file, terms)
     policy.check_data(file, terms, held)
@@ -118,6 +122,25 @@ def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
         private = sealing.kept_private(admission.folder / _SEALING_KEY)
         sealer = Party(file.name, terms.run, terms.digest, private, terms.silos, partial(sign, file))
     return Agreed(file, client, terms, worker, sealer, plan, admission, data)
+
+
+def _spelled(held: Held, terms: Agreement) -> Held:
+    """Return the silo's data with the names of classes that the run has, if its own differ in case or blanks only."""
+    dataset, client = held
+    if not terms.spelling or dataset.classes == terms.classes or not isinstance(dataset.task, Classification):
+        return held
+    own = {"": dict.fromkeys(dataset.classes, 1)}
+    instead = merging(own, terms.classes) if terms.spelling == "merge" else {}
+    names = tuple(instead.get(name, name) for name in dataset.classes)
+    if not set(names) <= set(terms.classes):
+        return held  # other classes, which are refused
+    log.info("classes %s count as %s", ", ".join(dataset.classes), ", ".join(names))
+    after = in_order(replace(dataset, classes=names), terms.classes)
+
+    def moved(part: Subset) -> Subset:
+        return Subset(after.train if part.samples is dataset.train else after.test, part.rows)
+
+    return after, replace(client, train=moved(client.train), val=moved(client.val), test=moved(client.test))
 
 
 def _told(revision: Revision, before: Path) -> str:
