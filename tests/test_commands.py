@@ -1,6 +1,7 @@
 """Runs from Python in the command line, and the commands of the command line in Python."""
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 
 import ekiden
 from ekiden import FedAvg, FederatedData, FedSeq, Training, UserError, federate, load, split
+from ekiden.base.files import is_held, locked
+from ekiden.cli.app import COMMANDS
 from ekiden.engine.folder import data_digests
 
 pandas = pytest.importorskip("pandas")
@@ -225,3 +228,152 @@ def test_values_by_class_client_and_on_validation_data(in_memory: Path, files: P
 
 def network_of_two() -> torch.nn.Module:
     return torch.nn.Linear(3, 2)
+
+
+FUNCTIONS: dict[str, str] = {
+    "run": "run",
+    "resume": "resume",
+    "evaluate": "evaluate",
+    "show": "show",
+    "log": "follow",
+    "compare": "compare",
+    "report": "report",
+    "predict": "predict",
+    "export": "export",
+    "card": "card",
+    "data": "describe",
+    "list": "available",
+    "topology": "topology",
+    "sweep": "sweep",
+    "results": "sweep_results",
+    "forget": "forget",
+    "join": "join",
+    "check": "check",
+    "verify": "verify",
+}
+"""The function of `ekiden` that does what a command does."""
+NO_FUNCTION = {
+    "new method": "it writes files to edit",
+    "trust": "a person decides at the terminal which files may run",
+    **dict.fromkeys(("federation init", "federation start", "federation agree", "ps", "stop"), "it operates a service"),
+    **dict.fromkeys(("silo start", "silo keys", "silo register", "silo sums", "silo release"), "it operates a silo"),
+}
+"""Commands without a function, and why."""
+
+
+def test_each_command_has_a_function() -> None:
+    assert FUNCTIONS.keys() | NO_FUNCTION.keys() == set(COMMANDS)
+    assert not FUNCTIONS.keys() & NO_FUNCTION.keys()
+    for name in FUNCTIONS.values():
+        assert name in ekiden.__all__
+        assert callable(getattr(ekiden, name))
+        assert (getattr(ekiden, name).__doc__ or "").strip()
+
+
+SWEEP = """
+title = "digits"
+seeds = [0]
+[settings]
+data = "digits"
+clients = 2
+epochs = 1
+[[row]]
+label = "FedSeq"
+method = "fedseq"
+printed = ["90 ± 5"]
+"""
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run over named data."""
+    folder = tmp_path_factory.mktemp("digits") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("EKIDEN_DATA", raising=False)
+        silos = split(load("digits"), "iid", 3)
+        ekiden.run("fedgram", silos, folder=folder, quiet=True)
+    return folder
+
+
+def test_each_function_gives_what_the_command_prints(
+    digits: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EKIDEN_DATA", raising=False)
+
+    def told(*args: Any) -> Any:
+        code, said = command(*map(str, args), "--json")
+        assert code == 0, said
+        return json.JSONDecoder().raw_decode(said)[0]  # standard error comes behind
+
+    assert ekiden.show(digits).split() == command("show", str(digits))[1].split()
+    assert [row["step"] for row in ekiden.follow(digits)] == [1, 2, 3, 4]
+    assert told("compare", digits) == ekiden.compare(digits)
+    assert told("list") == ekiden.available()
+    assert told("topology", "torus", "--clients", 9) == ekiden.topology("torus", 9)
+    assert (
+        told("data", "digits", "--partition", "iid", "--clients", 2)
+        == ekiden.describe(split(load("digits"), "iid", 2)).to_json()
+    )
+    assert "samples:  1,797" in str(ekiden.describe("digits"))
+    assert ekiden.card(digits) == command("card", str(digits))[1]
+    assert ekiden.export(digits, tmp_path / "m.csv").read_text().count("\n") == 5
+    assert ekiden.export(digits, tmp_path / "model.pt2").exists()
+    pictures = load("digits").test.x[:3]
+    np.save("x.npy", pictures.numpy())
+    assert ekiden.predict(digits, "x.npy", "answers.csv") == 3
+    assert ekiden.predict(ekiden.load_model(digits), ["x.npy"], "same.csv") == 3
+    assert Path("answers.csv").read_text() == Path("same.csv").read_text()
+    Path("table.toml").write_text(SWEEP)
+    (cell,) = ekiden.sweep("table.toml", records="kept.jsonl", cores=1)
+    assert (cell["row"], cell["printed"], len(cell["values"])) == ("FedSeq", 90.0, 1)
+    assert ekiden.sweep_results("runs/table") == [cell] == ekiden.sweep_results("kept.jsonl")
+    assert told("results", "runs/table") == [{"sweep": str(Path("runs/table")), "cells": [cell]}]
+    assert told("sweep", "table.toml") == [cell]
+    assert all(finding.holds for finding in ekiden.check(FedSeq)[:1])
+    left = ekiden.forget(digits, "client-1", out="left")
+    assert left.clients == ("client-0", "client-2")
+    assert ekiden.join("left", "client-1", out="back").clients == ("client-0", "client-1", "client-2")
+    with pytest.raises(UserError, match="nothing in it is signed"):
+        ekiden.verify(digits)
+    with pytest.raises(UserError, match="unknown format 'docx'"):
+        ekiden.export(digits, "model.docx")
+    with pytest.raises(UserError, match="there is no run to compare"):
+        ekiden.compare([])
+    with pytest.raises(UserError, match="give a path or a list of paths, not int"):
+        ekiden.compare(3)  # type: ignore[arg-type]
+
+
+def test_a_sweep_with_a_failing_run_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("table.toml").write_text(SWEEP.replace('"digits"\nclients', '"no-such-data"\nclients'))
+    with pytest.raises(UserError, match=r"1 run failed, such as .*: unknown data set 'no-such-data'"):
+        ekiden.sweep("table.toml", cores=1)
+
+
+def test_a_run_is_followed_until_it_stops(digits: Path, tmp_path: Path, command: Command) -> None:
+    code, said = command("log", str(digits), "-f")
+    assert code == 0
+    assert [line.split(",")[0] for line in said.splitlines()] == [f"step {k} of 4" for k in (1, 2, 3, 4)]
+    rows = [json.loads(line) for line in command("log", str(digits), "--json")[1].splitlines()]
+    assert rows == list(ekiden.open_run(digits).metrics)
+    folder, seen = tmp_path / "run", list[int]()
+    silos = split((torch.randn(40, 3), torch.arange(40) % 2), "iid", 2)
+    started = threading.Event()
+
+    def watch() -> None:
+        started.wait(20)
+        seen.extend(row["step"] for row in ekiden.follow(folder))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    ekiden.run(FedAvg(rounds=4, epochs=1), silos, folder=folder, on_step=lambda row: started.set(), **FAST)
+    watcher.join(20)
+    assert seen == [1, 2, 3, 4]
+    assert not is_held(folder / "lock")
+    with locked(folder / "lock"):
+        assert is_held(folder / "lock")
+    ekiden.run(FedAvg(rounds=4), silos, folder=tmp_path / "stopped", stop_after=1, **FAST)
+    code, said = command("log", str(tmp_path / "stopped"), "-f")
+    assert "not finished: its data were given in Python, so continue it there" in " ".join(said.split())
+    assert command("log", str(tmp_path))[0] == 2

@@ -9,7 +9,24 @@ if TYPE_CHECKING:
     from ekiden.api import run, steps
     from ekiden.base.errors import DataWarning, DivergenceWarning, UserError
     from ekiden.base.settings import Hardware, Training
-    from ekiden.commands import evaluate, report, resume, show
+    from ekiden.commands import (
+        available,
+        card,
+        compare,
+        describe,
+        evaluate,
+        export,
+        follow,
+        predict,
+        report,
+        resume,
+        show,
+        sweep,
+        sweep_results,
+        topology,
+        verify,
+    )
+    from ekiden.conformance import check
     from ekiden.data import Dataset, FederatedData, federate, load, split
     from ekiden.data.augment import Augment
     from ekiden.methods import *  # noqa: F403
@@ -30,13 +47,21 @@ _WHERE = {
     "Study": "studies",
     "Training": "base.settings",
     "UserError": "base.errors",
+    "available": "commands",
+    "card": "commands",
+    "check": "conformance",
+    "compare": "commands",
+    "describe": "commands",
     "evaluate": "commands",
+    "export": "commands",
     "federate": "data",
+    "follow": "commands",
     "forget": "serving.reruns",
     "join": "serving.reruns",
     "load": "data",
     "load_model": "serving.loading",
     "open_run": "serving.loading",
+    "predict": "commands",
     "report": "commands",
     "resume": "commands",
     "run": "api",
@@ -44,6 +69,10 @@ _WHERE = {
     "split": "data",
     "steps": "api",
     "study": "studies",
+    "sweep": "commands",
+    "sweep_results": "commands",
+    "topology": "commands",
+    "verify": "commands",
 }
 """Public names and their modules. A module is loaded when its name is used: `ekiden --version` needs no PyTorch.
 
@@ -62,13 +91,21 @@ __all__ = [
     "Training",
     "UserError",
     "__version__",
+    "available",
+    "card",
+    "check",
+    "compare",
+    "describe",
     "evaluate",
+    "export",
     "federate",
+    "follow",
     "forget",
     "join",
     "load",
     "load_model",
     "open_run",
+    "predict",
     "report",
     "resume",
     "run",
@@ -76,6 +113,10 @@ __all__ = [
     "split",
     "steps",
     "study",
+    "sweep",
+    "sweep_results",
+    "topology",
+    "verify",
 ]
 
 

@@ -1,27 +1,42 @@
 """The commands of the command line as functions: what `ekiden resume`, `evaluate`, `report`, ... do, from Python."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ekiden import models
 from ekiden.api import as_federation
-from ekiden.base.errors import UserError
+from ekiden.base.errors import UserError, counted, unknown
+from ekiden.base.files import is_held
 from ekiden.base.outside import require_extra
-from ekiden.data import frames
+from ekiden.data import NAMED, Dataset, Description, Iid, description, frames, load, split
 from ekiden.data.samples import FederatedData
 from ekiden.data.tasks import Metric
 from ekiden.engine.drive import Row
-from ekiden.engine.folder import read_config
-from ekiden.engine.setup import check_same_data
-from ekiden.methods import method_of
-from ekiden.results.result import ModelSource, Result
-from ekiden.runs import summary
+from ekiden.engine.folder import read_config, read_lines
+from ekiden.engine.setup import check_same_data, core_count
+from ekiden.methods import METHODS, method_of
+from ekiden.methods.gossip.blocks import topology as graphs
+from ekiden.results.result import LoadedModel, ModelSource, Result
+from ekiden.runs import launch, summary
 from ekiden.runs.plan import federation_in, in_memory, plan_in, rerun
-from ekiden.serving.loading import open_run
+from ekiden.serving import card as cards
+from ekiden.serving import exporting, predictions
+from ekiden.serving.loading import load_model, open_run
+from ekiden.serving.reading import column_in
+from ekiden.tables import sweep as sweeps
+from ekiden.tables import verdicts
+from ekiden.tables.experiment import PAPER
+from ekiden.tables.records import prepare
+from ekiden.tables.sweep import expand, summaries
 
+_LOOK = 0.5  # seconds between two looks at a run that computes
 Folder = str | os.PathLike[str]
 
 
@@ -122,10 +137,288 @@ def report(
     require_extra("report", "report", "matplotlib", "jinja2")
     from ekiden.reporting import report as write  # noqa: PLC0415  (it needs an extra)
 
-    given = [folders] if isinstance(folders, str | os.PathLike) else list(folders)
     held = None if data is None else as_federation(data)
-    write([Path(folder) for folder in given], Path(out), details, data=held, network=network)
+    write(_paths(folders), Path(out), details, data=held, network=network)
     return Path(out) / "index.html"
+
+
+def compare(folders: Folder | Sequence[Folder]) -> list[dict[str, Any]]:
+    """Return what `ekiden compare` shows: a row for all runs that differ only in the seed.
+
+    Args:
+        folders: run folders, sweep folders, and files of records.
+
+    Returns:
+        Rows with the entries that docs/json.md lists; `pandas.DataFrame(ekiden.compare(folders))` is a table.
+
+    Raises:
+        UserError: there is no run.
+    """
+    runs = summaries(_paths(folders))
+    if not runs:
+        raise UserError("there is no run to compare: give run folders or sweep folders")
+    return summary.compared(runs)
+
+
+def describe(data: Any) -> Description:
+    """Return what was understood of data, as `ekiden data` prints it: six lines, and who holds what.
+
+    Args:
+        data: silos as in `ekiden.run`, or one data set: what `ekiden.load` takes or returns.
+
+    Raises:
+        UserError: they cannot be read.
+    """
+    if is_silos(data):
+        return description(as_federation(data))
+    return description(split(data if isinstance(data, Dataset) else load(data), Iid(), 1, val_fraction=0))
+
+
+def available() -> dict[str, Any]:
+    """Return what `ekiden list` prints: methods with a line on each, names of networks and of data sets."""
+    home = os.environ.get("EKIDEN_DATA")
+    local = {p.parent.name for p in Path(home).glob("*/train.parquet")} if home else set()
+    return {
+        "methods": {kind.title(): (kind.__doc__ or "").strip().split("\n")[0] for kind in METHODS},
+        "networks": list(models.names()),
+        "pretrained": list(models.pretrained_names()),
+        "data": sorted(set(NAMED) | local),
+        "local": sorted(local),
+    }
+
+
+def topology(name: str = "ring", clients: int = 10) -> dict[str, Any]:
+    """Return what `ekiden topology` prints about a graph of clients.
+
+    Args:
+        name: complete, ring, torus, star, exponential, erdos_renyi:P[:SEED], peers:K, matching or one_peer.
+        clients: N, number of clients.
+
+    Returns:
+        `neighbours` of each client, `sent` models in a round, `symmetric`, `columns_sum_to_1`, `connected`, `drawn`
+        (whether each round has another graph), `spectral_gap`, `left` (what a round leaves of the distance between
+        clients) and the mixing `matrix`, (N, N).
+
+    Raises:
+        UserError: there is no such graph of so many clients.
+    """
+    graphs.check(name, clients)
+    matrix = graphs.mixing(name, clients, generator=torch.Generator().manual_seed(0))
+    drawn, linked = graphs.is_drawn(name), (matrix > 0) | (matrix > 0).T
+    degree = (matrix > 0).sum(1) - (matrix.diagonal() > 0).long()
+    left = graphs.contraction(name, clients, 100 if drawn else 1)
+    return {
+        "neighbours": degree.tolist(),
+        "sent": int(degree.sum()),
+        "drawn": drawn,
+        "symmetric": torch.allclose(matrix, matrix.T),
+        "columns_sum_to_1": torch.allclose(matrix.sum(0), torch.ones(clients, dtype=matrix.dtype)),
+        "connected": len(graphs.components(linked)) == 1,
+        "spectral_gap": 1 - left if drawn else graphs.spectral_gap(matrix),
+        "left": left,
+        "matrix": matrix.tolist(),
+    }
+
+
+def predict(
+    run: Folder | LoadedModel,
+    files: Folder | Sequence[Folder],
+    out: Folder,
+    *,
+    client: str = "",
+    column: str = "",
+    network: ModelSource | None = None,
+    overwrite: bool = False,
+) -> int:
+    """Write the predictions of a run's model for files, and return the number of samples.
+
+    Args:
+        run: the run folder, or its model.
+        files: what the model takes: images and folders of them, tables, texts, arrays.
+        out: file to write, .parquet or .csv; for segmentation a folder of masks.
+        client: name of a client whose personal model is used.
+        column: column of tables that holds the samples; by default that of the run's own data.
+        network: as in `ekiden.load_model`.
+        overwrite: whether a file that is there is replaced.
+
+    Raises:
+        UserError: a file is broken or does not fit the model, or the output cannot be written.
+    """
+    model = run
+    if not isinstance(model, LoadedModel):
+        column = column or column_in(read_config(Path(model)))
+        model = load_model(model, client=client, network=network)
+    return predictions.predict(model, _paths(files), os.fspath(out), column=column, overwrite=overwrite)
+
+
+def export(
+    folders: Folder | Sequence[Folder],
+    out: Folder,
+    to: str = "",
+    *,
+    client: str = "",
+    network: ModelSource | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write the model of a run for other software, or the metrics of runs as one table; return what was written.
+
+    Args:
+        folders: the run folder; for metrics run folders and sweep folders.
+        out: file or folder to write.
+        to: onnx, pt2 or hf for the model; parquet, csv or tensorboard for metrics; by default what the suffix of `out`
+            says.
+        client: name of a client whose personal model is written.
+        network: as in `ekiden.load_model`.
+        overwrite: whether a model that is there is replaced.
+
+    Raises:
+        UserError: the format is not known, or the model cannot be written in it.
+    """
+    form, paths, place = to or Path(out).suffix.removeprefix("."), _paths(folders), Path(out)
+    if form in exporting.FORMATS:
+        if len(paths) != 1:
+            raise UserError("a model is of one run: give one run folder")
+        exporting.export(paths[0], form, place, client=client, network=network, overwrite=overwrite)
+    elif form in ("parquet", "csv"):
+        summary.write([summary.summarise(folder) for folder in expand(paths)], place)
+    elif form == "tensorboard":
+        summary.tensorboard([summary.summarise(folder) for folder in expand(paths)], place)
+    else:
+        raise unknown("format", form, (*exporting.FORMATS, "parquet", "csv", "tensorboard"))
+    return place
+
+
+def card(folder: Folder) -> str:
+    """Return a model card in Markdown, as `ekiden card` prints it.
+
+    Raises:
+        UserError: it is not a run folder.
+    """
+    return cards.card(open_run(folder))
+
+
+def sweep(
+    file: Folder,
+    *,
+    budget: str = PAPER,
+    only: Sequence[str] = (),
+    without: Sequence[str] = (),
+    out: Folder | None = None,
+    records: Folder | None = None,
+    cores: int | None = None,
+    device: str = "",
+) -> list[dict[str, Any]]:
+    """Run the table of an experiment file; the same call goes on after a kill or a failure.
+
+    Args:
+        file: the experiment file.
+        budget: how much of it: paper, or a budget that the file defines.
+        only: cells to run, as ROW, COLUMN or ROW/COLUMN.
+        without: cells to leave out.
+        out: the sweep folder; by default runs/FILE, or runs/FILE-BUDGET.
+        records: file that keeps the results of finished runs.
+        cores: runs at a time, if not one for each core.
+        device: cpu, cuda, ... instead of the file's.
+
+    Returns:
+        A row for each cell, with the entries that docs/json.md lists.
+
+    Raises:
+        UserError: the file cannot be read, or runs failed; finished runs are kept.
+    """
+    kept = None if records is None else Path(records)
+    swept = sweeps.plan_sweep(Path(file), budget, None if out is None else Path(out), kept)
+    cells = sweeps.select(swept.experiment.cells, only, without)
+    jobs = sweeps.jobs(swept, swept.runs(cells), device)
+    content = Path(file).read_text(encoding="utf-8")
+    if kept:
+        prepare(kept)
+    sweeps.begin(swept, content)
+    tried: set[str] = set()
+    failed: dict[str, str] = {}
+
+    def ended(event: launch.Event | launch.RunEnd) -> None:
+        if isinstance(event, launch.RunEnd) and not event.elsewhere:
+            tried.add(event.folder.name)
+            failed.update({event.folder.name: event.error} if event.error else {})
+
+    if jobs:
+        launch.execute(jobs, ended, cores or core_count(), apart=True)
+    sweeps.note_failures(swept, tried, failed)
+    if kept:
+        sweeps.keep_records(swept, content, kept)
+    if failed:
+        name, why = next(iter(failed.items()))
+        raise UserError(f"{counted(len(failed), 'run')} failed, such as {name}: {why}: fix the cause and call it again")
+    return verdicts.as_rows(verdicts.collect(swept, cells))
+
+
+def sweep_results(folder: Folder) -> list[dict[str, Any]]:
+    """Return the results of a sweep so far next to the printed values: a row for each cell, as `sweep` does.
+
+    Args:
+        folder: a sweep folder, or a file of records.
+
+    Raises:
+        UserError: it is neither.
+    """
+    return verdicts.as_rows(verdicts.collect(sweeps.opened(Path(folder))))
+
+
+def follow(folder: Folder, *, wait: bool = True) -> Iterator[Row]:
+    """Yield the rows of metrics of a run, those of steps to come too, until the run ends or stops.
+
+    Args:
+        folder: the run folder; it may be of a run in another process.
+        wait: whether to wait for steps to come.
+
+    Raises:
+        UserError: it is not a run folder, or is damaged.
+    """
+    path, last = Path(folder), 0
+    read_config(path)
+    while True:
+        works = wait and is_held(path / "lock")  # asked first: rows that come until the end are read below
+        for row in read_lines(path / "metrics.jsonl", "step"):
+            if row["step"] > last:
+                last = row["step"]
+                yield row
+        if not works:
+            return
+        time.sleep(_LOOK)
+
+
+def verify(folder: Folder, keys: Folder | None = None) -> dict[str, Any]:
+    """Compare a run folder with what the silos signed, as `ekiden verify` does.
+
+    Args:
+        folder: folder of a run between machines.
+        keys: folder with the public key NAME.pub of every silo, as you know it; by default the keys that the run had.
+
+    Returns:
+        The signed tasks (`hops`), and what they do not prove (`unproven`).
+
+    Raises:
+        UserError: the folder is not what the silos signed.
+    """
+    require_extra("flower", "verify", "flwr")
+    from ekiden.transports.flower import commands as flower  # noqa: PLC0415  (it needs an extra)
+    from ekiden.transports.flower.verify import terms  # noqa: PLC0415
+    from ekiden.transports.flower.verify import verify as custody_of  # noqa: PLC0415
+
+    names = terms(Path(folder)).clients
+    found = custody_of(Path(folder), flower.read_keys(Path(keys), names) if keys else None)
+    if found.wrong:
+        raise UserError(f"{folder} is not what the silos signed: {found.wrong[0]}")
+    return {"hops": [asdict(hop) for hop in found.hops], "unproven": list(found.unproven), "result": bool(found.result)}
+
+
+def _paths(given: Folder | Sequence[Folder]) -> list[Path]:
+    if isinstance(given, str | os.PathLike):
+        return [Path(given)]
+    if not isinstance(given, Sequence) or not all(isinstance(one, str | os.PathLike) for one in given):
+        raise UserError(f"give a path or a list of paths, not {type(given).__name__}")
+    return [Path(one) for one in given]
 
 
 def is_silos(data: Any) -> bool:

@@ -328,9 +328,11 @@ def test_a_pipe_gets_a_line_for_each_step_as_it_is_done() -> None:
     command = [sys.executable, "-m", "ekiden", "run", "fedseq", "--clients", "3", "--seeds", "4", *QUICK]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
+        told = [process.stdout.readline().split(":")[0] for _ in range(6)]
         lines = [process.stdout.readline() for _ in range(4)]
         seen = process.poll() is None or not Path("runs/fedseq-digits-seed4/model.safetensors").exists()
         process.communicate(timeout=60)
+    assert told == ["samples", "layout", "range", "labels", "silos", "subjects"]
     name = "fedseq-digits-seed4, seed 4"
     assert lines[0] == f"{name}: 3 steps\n"
     for step, line in enumerate(lines[1:], 1):

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from ekiden.base.errors import UserError
@@ -211,6 +211,9 @@ def disk_error(error: OSError, path: Path) -> UserError:
     return UserError(f"cannot write {path}: {error.strerror or error}: choose another place")
 
 
+_A_LOOK = 0.1  # seconds: longer than `is_held` holds a lock
+
+
 def hold_lock(path: Path, *, wait: bool) -> FileLock:
     """Hold the lock of a file until `release` is called; a missing file is made.
 
@@ -223,8 +226,21 @@ def hold_lock(path: Path, *, wait: bool) -> FileLock:
         OSError: the file cannot be opened.
     """
     lock = FileLock(path, thread_local=False)
-    lock.acquire(blocking=wait, poll_interval=0.02)
+    lock.acquire(timeout=-1 if wait else _A_LOOK, poll_interval=0.02)
     return lock
+
+
+def is_held(path: Path) -> bool:
+    """Return whether a process holds the lock of a file. To find out, this one holds it for a moment."""
+    if not path.exists():
+        return False
+    try:
+        hold_lock(path, wait=False).release()
+    except Timeout:
+        return True
+    except OSError:  # a folder of somebody else
+        return False
+    return False
 
 
 @contextmanager

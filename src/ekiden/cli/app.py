@@ -15,6 +15,7 @@ COMMANDS = {
     "resume": "cli.runs:resume",
     "evaluate": "cli.runs:evaluate",
     "show": "cli.runs:show",
+    "log": "cli.runs:log",
     "compare": "cli.runs:compare",
     "report": "cli.sweeps:report",
     "predict": "cli.serving:predict",
@@ -52,6 +53,7 @@ train
   resume RUN...     go on with interrupted runs
 look
   show RUN          what a run folder holds
+  log RUN -f        a line for each step, until the run ends
   evaluate RUN      accuracy per client, domain and class
   compare RUN...    runs side by side
   report RUN...     one page of tables and figures, from runs and sweeps

@@ -1,7 +1,11 @@
-"""What the commands share: the console, and the wording of some messages."""
+"""What the commands share: the console, JSON for programs, and the wording of some messages."""
 
+import json
+import math
+import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +102,41 @@ def no_run(action: str, paths: Sequence[Path]) -> UserError:
     if not paths:
         return UserError(f"name the run folders or sweep folders to {action}")
     return UserError(f"no run in {', '.join(map(str, paths))}: give other folders, or the file of --records")
+
+
+def print_json(values: Any) -> None:
+    """Print values as one JSON document; numbers that are not finite become null."""
+    print(json.dumps(_plain(values), ensure_ascii=False, indent=1))
+
+
+@contextmanager
+def only_json(wanted: bool) -> Iterator[Callable[[Any], None]]:
+    """Give a function that prints values as JSON if that is wanted; all other output then goes to standard error."""
+    if not wanted:
+        yield lambda values: None
+        return
+    out = sys.stdout
+    with redirect_stdout(sys.stderr):
+
+        def tell(values: Any) -> None:
+            with redirect_stdout(out):
+                print_json(values)
+
+        yield tell
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return {str(key): _plain(one) for key, one in value.items()}
+        case list() | tuple():
+            return [_plain(one) for one in value]
+        case os.PathLike():
+            return str(value)
+        case _:
+            return value
 
 
 def first_line(method: type[Method]) -> str:

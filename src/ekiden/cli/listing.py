@@ -1,26 +1,23 @@
 """What there is: `ekiden list` (methods, networks and data sets) and `ekiden topology` (graphs of clients)."""
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated
 
-import torch
 from rich.table import Table
-from torch import Generator, Tensor, nn
+from torch import nn
 from tyro.conf import Positional
 
 from ekiden import data as datasets
 from ekiden import models
 from ekiden.base.checks import Checked, Range
 from ekiden.base.errors import counted
-from ekiden.cli.console import console, first_line
+from ekiden.cli.console import console, first_line, print_json
+from ekiden.commands import available, topology
 from ekiden.data.tasks import Classification
 from ekiden.engine.method import Method, Size
 from ekiden.engine.networks import of_method
 from ekiden.methods import METHODS
-from ekiden.methods.gossip.blocks import topology
 from ekiden.training.network import Network
 
 _CLIENTS, _SHAPE, _CLASSES = 10, (1, 8, 8), 10  # the digits over ten clients, which `ekiden run` takes by default
@@ -51,6 +48,8 @@ class ListOptions:
 
     markdown: bool = False
     """print the tables of docs/catalogue.md: what each is, what a method moves and ends with, where data come from"""
+    json: bool = False
+    """print JSON instead of tables; see docs/json.md"""
 
 
 def list_all(options: ListOptions) -> None:
@@ -58,17 +57,18 @@ def list_all(options: ListOptions) -> None:
     if options.markdown:
         print(catalogue(), end="")
         return
+    if options.json:
+        return print_json(available())
     table = Table(title="methods", title_justify="left")
     table.add_column("name")
     table.add_column("what it is")
     for method in METHODS:
         table.add_row(method.title(), first_line(method))
     console.print(table)
-    console.print(f"networks: {', '.join(models.names())}; with values: {', '.join(models.pretrained_names())}")
-    home = os.environ.get("EKIDEN_DATA")
-    local = {p.parent.name for p in Path(home).glob("*/train.parquet")} if home else set()
-    console.print(f"data sets: {', '.join(sorted(set(datasets.NAMED) | local))}")
-    console.print(f"of these in EKIDEN_DATA: {', '.join(sorted(local)) or 'none (it is not set, or empty)'}")
+    found = available()
+    console.print(f"networks: {', '.join(found['networks'])}; with values: {', '.join(found['pretrained'])}")
+    console.print(f"data sets: {', '.join(found['data'])}")
+    console.print(f"of these in EKIDEN_DATA: {', '.join(found['local']) or 'none (it is not set, or empty)'}")
 
 
 def catalogue() -> str:
@@ -136,33 +136,31 @@ class TopologyOptions(Checked):
     """N, number of clients"""
     matrix: bool = False
     """print the mixing matrix too"""
+    json: bool = False
+    """print JSON instead of tables; see docs/json.md"""
 
 
 def show_topology(options: TopologyOptions) -> None:
     """`ekiden topology NAME --clients N`."""
-    topology.check(options.topology, options.clients)
-    matrix = topology.mixing(options.topology, options.clients, generator=Generator().manual_seed(0))
-    drawn = topology.is_drawn(options.topology)
-    degree = (matrix > 0).sum(1) - (matrix.diagonal() > 0).long()
+    found = topology(options.topology, options.clients)
+    if options.json:
+        return print_json(found)
+    drawn = found["drawn"]
     console.print(f"{options.topology}, {counted(options.clients, 'client')}{', redrawn each round' if drawn else ''}")
-    console.print(f"each hears {_range(degree)} others; {int(degree.sum())} models sent a round")
+    console.print(f"each hears {_range(found['neighbours'])} others; {found['sent']} models sent a round")
     console.print(
-        f"mixing matrix{' of one round' if drawn else ''}: "
-        f"{_yes(torch.allclose(matrix, matrix.T), 'symmetric')}, rows sum to 1, "
-        f"{_yes(torch.allclose(matrix.sum(0), torch.ones(len(matrix), dtype=matrix.dtype)), 'columns sum to 1')}, "
-        f"{_yes(len(topology.components((matrix > 0) | (matrix > 0).T)) == 1, 'connected')}"
+        f"mixing matrix{' of one round' if drawn else ''}: {_yes(found['symmetric'], 'symmetric')}, rows sum to 1, "
+        f"{_yes(found['columns_sum_to_1'], 'columns sum to 1')}, {_yes(found['connected'], 'connected')}"
     )
-    left = topology.contraction(options.topology, options.clients, 100 if drawn else 1)
-    gap = 1 - left if drawn else topology.spectral_gap(matrix)
-    console.print(f"spectral gap{' in the mean over 100 rounds' if drawn else ''}: {gap:.4f}")
-    console.print(f"a round of gossip leaves at most {left:.4f} of the distance between clients")
+    console.print(f"spectral gap{' in the mean over 100 rounds' if drawn else ''}: {found['spectral_gap']:.4f}")
+    console.print(f"a round of gossip leaves at most {found['left']:.4f} of the distance between clients")
     if options.matrix:
-        for row in matrix.tolist():
+        for row in found["matrix"]:
             console.print(" ".join(f"{weight:6.4f}" for weight in row), soft_wrap=True)
 
 
-def _range(degree: Tensor) -> str:
-    least, most = int(degree.min()), int(degree.max())
+def _range(degrees: Sequence[int]) -> str:
+    least, most = min(degrees), max(degrees)
     return str(least) if least == most else f"{least} to {most}"
 
 

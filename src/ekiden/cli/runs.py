@@ -2,15 +2,16 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from math import isnan
 from pathlib import Path
 from textwrap import fill
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
 
+import tyro
 from rich.table import Table
 from tyro.conf import Positional
 
@@ -18,9 +19,10 @@ from ekiden import data as datasets
 from ekiden.base import outside
 from ekiden.base.checks import Checked, Count, CountOrZero
 from ekiden.base.errors import UserError, counted
-from ekiden.base.files import disk_error
-from ekiden.cli.console import console, no_run
+from ekiden.base.files import disk_error, is_held
+from ekiden.cli.console import console, no_run, only_json, print_json, say
 from ekiden.cli.flags import Boxes, parse, parse_some
+from ekiden.commands import follow
 from ekiden.data import Reading, study
 from ekiden.data.holdings import located_silo
 from ekiden.data.kinds import Inputs
@@ -59,6 +61,8 @@ class RunOptions(Generic[M]):
     MLFLOW_TRACKING_URI says)"""
     on: Place = "here"
     """where the clients are: here, simulated; or flower: real silos, see --on flower --help"""
+    json: bool = False
+    """print the results as JSON, and all else to standard error; see docs/json.md"""
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ _BOXES: Boxes = (
     (
         "data",
         "Samples, and who holds them.",
-        ("data", "silos", "partition", "clients", "without", "val_fraction", "size", "task", "metric"),
+        ("data", "silos", "partition", "clients", "data_seed", "without", "val_fraction", "size", "task", "metric"),
     ),
     ("columns", "", ("reading",)),
     ("network", "What is trained.", ("model", "pretrained", "train")),
@@ -83,7 +87,7 @@ _BOXES: Boxes = (
         "run",
         "The run as a whole: seeds, folder, what is measured.",
         (
-            *("seeds", "out", "track", "on", "seed", "workers", "evaluate_every"),
+            *("seeds", "out", "track", "on", "json", "seed", "workers", "evaluate_every"),
             *("tune", "keep_trained", "evaluate_on"),
         ),
     ),
@@ -106,6 +110,8 @@ class ResumeOptions:
     """run folders"""
     track: tuple[str, ...] = ()
     """programs that draw the metrics as the run goes on, tensorboard or mlflow"""
+    json: bool = False
+    """print the results as JSON, and all else to standard error; see docs/json.md"""
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,20 @@ class ShowOptions:
 
     run: Positional[Path]
     """run folder"""
+    json: bool = False
+    """print JSON instead of tables; see docs/json.md"""
+
+
+@dataclass(frozen=True)
+class LogOptions:
+    """Print a line for each step of a run: what was measured, what moved."""
+
+    run: Positional[Path]
+    """run folder"""
+    follow: Annotated[bool, tyro.conf.arg(aliases=["-f"])] = False
+    """wait for steps to come, until the run ends or stops"""
+    json: bool = False
+    """print each row of metrics.jsonl as it is; see docs/json.md"""
 
 
 @dataclass(frozen=True)
@@ -122,6 +142,8 @@ class CompareOptions:
 
     runs: Positional[tuple[Path, ...]]
     """run folders, sweep folders, and files that `ekiden sweep --records` made"""
+    json: bool = False
+    """print JSON instead of tables; see docs/json.md"""
 
 
 @dataclass(frozen=True)
@@ -143,6 +165,8 @@ class DataOptions(Checked):
     """of the partition"""
     draw: Path | None = None
     """PNG file to draw to; by default who-holds-what.png in this folder"""
+    json: bool = False
+    """print JSON instead of tables; see docs/json.md"""
 
 
 _LINES = 100  # violations of a schema that are shown
@@ -197,7 +221,7 @@ def run(args: Sequence[str]) -> None:
     tracking.check(options.track, options.out)
     folders = [launch.free_folder(options.out, f"{name}-seed{s}") for s in seeds]
     jobs = [launch.LaunchedRun(replace(plan, seed=s), folder) for s, folder in zip(seeds, folders, strict=True)]
-    _launch([replace(job, track=options.track) for job in jobs])
+    _launch([replace(job, track=options.track) for job in jobs], options.json)
 
 
 def _stem(plan: Plan[Any]) -> str:
@@ -214,14 +238,34 @@ def resume(options: ResumeOptions) -> None:
     here = [folder for folder in options.runs if not cli_silos.resume(folder, options.track)]
     if here:
         tracking.check(options.track, here[0])
-        _launch([launch.LaunchedRun(stored(folder), folder, track=options.track) for folder in here])
+        _launch([launch.LaunchedRun(stored(folder), folder, track=options.track) for folder in here], options.json)
 
 
 def show(options: ShowOptions) -> None:
     """`ekiden show RUN`."""
     refuse_records(options.run)
+    if options.json:
+        return print_json(summary.as_record(summary.summarise(options.run)))
     for number, part in enumerate(summary.shown(options.run)):
         console.print(part, style="" if number else "bold", highlight=False)
+
+
+def log(options: LogOptions) -> None:
+    """`ekiden log RUN [-f]`."""
+    refuse_records(options.run)
+    run = summary.summarise(options.run)
+    for row in follow(options.run, wait=options.follow):
+        if options.json:
+            print(json.dumps(row), flush=True)
+            continue
+        metric = summary.metric_named(run.config, str(row.get("metric", "accuracy")))
+        value = tracking.measured(metric, row)
+        loss = f"loss {row['loss']:.4g}" if "loss" in row else ""
+        parts = [f"step {row['step']} of {run.config['steps']}", value, loss, f"{summary.size(row['bytes'])} moved"]
+        say(", ".join(filter(None, parts)))
+    run = summary.summarise(options.run)
+    if not run.finished and not options.json:
+        say("not finished: " + ("a process works on it" if is_held(options.run / "lock") else summary.going_on(run)))
 
 
 def compare(options: CompareOptions) -> None:
@@ -229,6 +273,8 @@ def compare(options: CompareOptions) -> None:
     runs = summaries(options.runs)
     if not runs:
         raise no_run("compare", options.runs)
+    if options.json:
+        return print_json(summary.compared(runs))
     console.print(summary.comparison(runs))
 
 
@@ -252,6 +298,10 @@ def data(options: DataOptions) -> None:
             return _draft(options, file)
         _check(options)
     federation = plan.federation()
+    told = datasets.description(federation)
+    if options.json:
+        return print_json(told.to_json())
+    console.print(str(told), soft_wrap=True, highlight=False)
     console.print(datasets.table(federation))
     file = options.draw or Path("who-holds-what.png")
     if options.draw is None and find_spec("matplotlib") is None:
@@ -289,12 +339,18 @@ def _check(options: DataOptions) -> None:
     console.print(f"the data meet the schema {options.reading.schema}", soft_wrap=True, highlight=False)
 
 
-def _launch(jobs: list[launch.LaunchedRun]) -> None:
+def _launch(jobs: list[launch.LaunchedRun], as_json: bool) -> None:
     """Execute the runs and print the results."""
+    with only_json(as_json) as tell:
+        _executed(jobs, tell)
+
+
+def _executed(jobs: list[launch.LaunchedRun], tell: Callable[[Any], None]) -> None:
     outcomes = launch.launch(jobs, console)
     done = [o.folder for o in outcomes if not o.error]
     if done:
         runs = [summary.summarise(folder) for folder in done]
+        tell([summary.as_record(run) for run in runs])
         console.print(summary.comparison(runs))
         for line in filter(None, map(summary.divergence, runs)):
             console.print(line, soft_wrap=True, highlight=False)
@@ -495,6 +551,8 @@ class ForgetOptions:
     release: Path | None = None
     """between machines, for methods with secure sums: file in which the silo that leaves agrees to that; `ekiden silo
     release` makes it there"""
+    json: bool = False
+    """print JSON instead of tables; see docs/json.md"""
 
 
 @dataclass(frozen=True)
@@ -509,10 +567,17 @@ class JoinOptions:
     """data that have this client and those of the run, unchanged; by default the run's own"""
     out: Path | None = None
     """new run folder; by default RUN-with-CLIENT"""
+    json: bool = False
+    """print JSON instead of tables; see docs/json.md"""
 
 
 def forget(options: ForgetOptions) -> None:
     """`ekiden forget RUN --client NAME`."""
+    with only_json(options.json) as tell:
+        _forget(options, tell)
+
+
+def _forget(options: ForgetOptions, tell: Callable[[Any], None]) -> None:
     if _between_machines(options.run):
         from ekiden.cli import silos  # noqa: PLC0415  (runs on one machine do not need it)
 
@@ -520,12 +585,17 @@ def forget(options: ForgetOptions) -> None:
     else:
         if options.release:
             raise UserError("--release is for runs between machines: leave it out")
-        _print(options.run, reruns.forget(options.run, options.client, out=options.out))
+        _print(tell, options.run, reruns.forget(options.run, options.client, out=options.out))
     console.print(f"{options.run} still holds {options.client}: delete it to forget it there, too", soft_wrap=True)
 
 
 def join(options: JoinOptions) -> None:
     """`ekiden join RUN --client NAME [--data DATA]`."""
+    with only_json(options.json) as tell:
+        _join(options, tell)
+
+
+def _join(options: JoinOptions, tell: Callable[[Any], None]) -> None:
     if _between_machines(options.run):
         from ekiden.cli import silos  # noqa: PLC0415
 
@@ -534,14 +604,15 @@ def join(options: JoinOptions) -> None:
         return silos.join(options.run, options.client, options.out)
     outside.trust(options.data)
     data = datasets.located(options.data) if options.data else None
-    _print(options.run, reruns.join(options.run, options.client, data, out=options.out))
+    _print(tell, options.run, reruns.join(options.run, options.client, data, out=options.out))
 
 
 def _between_machines(folder: Path) -> bool:
     return read_config(folder).get("on") == "flower"
 
 
-def _print(before: Path, result: Result) -> None:
+def _print(tell: Callable[[Any], None], before: Path, result: Result) -> None:
     assert result.folder is not None, "it was made"
+    tell(summary.as_record(summary.summarise(result.folder)))
     console.print(summary.comparison([summary.summarise(before), summary.summarise(result.folder)]))
     console.print(f"run folder: {result.folder}", soft_wrap=True)

@@ -7,7 +7,7 @@ agree`, `ekiden run METHOD --on flower`, `ps`, `stop` and `verify`.
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
@@ -16,7 +16,7 @@ from tyro.conf import Positional
 
 from ekiden.base.errors import UserError
 from ekiden.base.files import write
-from ekiden.cli.console import console, first_line, say
+from ekiden.cli.console import console, first_line, print_json, say
 from ekiden.cli.flags import parse
 from ekiden.data.schema import read as read_schema
 from ekiden.engine.method import Method
@@ -132,6 +132,8 @@ class VerifyOptions:
     """run folder"""
     keys: Path | None = None
     """folder with the public key NAME.pub of every silo, as you know it; by default the keys that the run had"""
+    json: bool = False
+    """print JSON instead of tables; see docs/json.md"""
 
 
 def start(options: SiloStartOptions) -> None:
@@ -228,6 +230,12 @@ def verify(options: VerifyOptions) -> None:
     agreed = signed_terms(options.run)
     names = agreed.clients
     found = custody_of(options.run, commands.read_keys(options.keys, names) if options.keys else None)
+    if options.json:
+        hops = [asdict(hop) for hop in found.hops]
+        print_json({"hops": hops, "wrong": found.wrong, "unproven": found.unproven, "result": bool(found.result)})
+        if found.wrong:
+            raise UserError(f"{options.run} is not what the silos signed: {found.wrong[0]}")
+        return
     table = Table()
     for column in ("step", "silo", "did", "samples", "took", "gave"):
         table.add_column(column, justify="right" if column in ("step", "samples") else "left")
@@ -390,6 +398,9 @@ class LinkOptions:
 class PsOptions(LinkOptions):
     """List the runs that a SuperLink knows, and whether they are still running."""
 
+    json: bool = False
+    """print JSON instead of tables; see docs/json.md"""
+
 
 @dataclass(frozen=True)
 class StopOptions(LinkOptions):
@@ -455,10 +466,13 @@ def agree(options: AgreeOptions) -> None:
 def ps(options: PsOptions) -> None:
     """`ekiden ps`."""
     link, security = _reached(options)
+    rows = commands.runs(link, security, _quiet)
+    if options.json:
+        return print_json(rows)
     table = Table()
     for column in ("run", "what", "state", "since (UTC)", "seconds", "remarks"):
         table.add_column(column)
-    for row in commands.runs(link, security, _quiet):
+    for row in rows:
         since = next((row[key] for key in ("finished-at", "running-at", "starting-at") if row[key] != "N/A"), "")
         state = row["status"].replace("finished:", "")
         table.add_row(row["run-id"], row["fab-name"], state, since, f"{row['elapsed']:.0f}", row["status-details"])

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from rich.table import Table
@@ -16,7 +16,7 @@ from ekiden.base.checks import Checked, Count, CountOrZero
 from ekiden.base.errors import UserError, counted
 from ekiden.base.files import write
 from ekiden.base.outside import require_extra
-from ekiden.cli.console import console, no_run
+from ekiden.cli.console import console, no_run, only_json, print_json
 from ekiden.engine.setup import core_count
 from ekiden.results import tracking
 from ekiden.runs import launch, summary
@@ -55,10 +55,17 @@ class SweepOptions(Checked):
     MLFLOW_TRACKING_URI says)"""
     dry_run: bool = False
     """list the cells and what is done of them, and run nothing"""
+    json: bool = False
+    """print the cells as JSON, and all else to standard error; see docs/json.md"""
 
 
 def run_sweep(options: SweepOptions) -> None:
     """`ekiden sweep FILE`."""
+    with only_json(options.json) as tell:
+        _run_sweep(options, tell)
+
+
+def _run_sweep(options: SweepOptions, tell: Callable[[Any], None]) -> None:
     if options.reuse and not options.records:
         raise UserError("--reuse needs --records, the file that keeps them for this experiment: add it")
     tracking.check(options.track, Path())
@@ -68,6 +75,7 @@ def run_sweep(options: SweepOptions) -> None:
     jobs = [replace(job, track=options.track) for job in sweep.jobs(swept, runs, options.device)]
     if options.dry_run:
         damaged = sweep.damaged(runs)
+        tell(verdicts.as_rows(verdicts.collect(swept, cells)))
         console.print(_listed(swept, cells))
         finished = len(runs) - len(jobs) - len(damaged)
         console.print(
@@ -106,6 +114,7 @@ def run_sweep(options: SweepOptions) -> None:
     if jobs:
         _do(runs, jobs, options.cores or core_count(), ended)
     wrong = len(failed) + _show(swept, cells, elsewhere, failed)
+    tell(verdicts.as_rows(verdicts.collect(swept, cells)))
     if unkept:
         keep()
     if wrong:
@@ -191,6 +200,8 @@ class ResultsOptions:
     """sweep folders, and files that `ekiden sweep --records` made"""
     write: Path | None = None
     """Markdown file to write, whose sections of other sweeps stay as they are; by default it is printed"""
+    json: bool = False
+    """print JSON instead of tables; see docs/json.md"""
 
 
 def export_metrics(paths: Sequence[Path], tensorboard: Path | None) -> None:
@@ -223,6 +234,9 @@ def list_results(options: ResultsOptions) -> None:
     if not options.sweeps:
         raise UserError("name the sweep folders, or the files that `ekiden sweep --records` made")
     sweeps = [sweep.opened(folder) for folder in options.sweeps]
+    if options.json:
+        cells = {str(one.folder): verdicts.as_rows(verdicts.collect(one)) for one in sweeps}
+        return print_json([{"sweep": folder, "cells": rows} for folder, rows in cells.items()])
     if options.write is None:
         print(ledger.page(sweeps))
         return

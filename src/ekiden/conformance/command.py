@@ -1,12 +1,12 @@
 """`ekiden check`. It is a layer above the other commands, because the contract refers to their flags."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from tyro.conf import Positional
 
 from ekiden.base import outside
 from ekiden.base.errors import UserError
-from ekiden.cli.console import say
+from ekiden.cli.console import print_json, say
 from ekiden.conformance import Finding, check, is_a_frozen_dataclass, line
 from ekiden.methods import method_named
 
@@ -17,6 +17,8 @@ class CheckOptions:
 
     method: Positional[str]
     """FILE.py:CLASS, or the name of a method"""
+    json: bool = False
+    """print JSON instead of lines; see docs/json.md"""
 
 
 def check_method(options: CheckOptions) -> None:
@@ -30,13 +32,20 @@ def check_method(options: CheckOptions) -> None:
             raise
         _tell(Finding(is_a_frozen_dataclass.__name__, line(is_a_frozen_dataclass), str(error)))
         raise UserError(f"{name} breaks the contract: write @dataclass(frozen=True) above the class") from None
-    findings = check(kind, _tell)
+    findings = check(kind, _quiet if options.json else _tell)
+    if options.json:
+        print_json([asdict(finding) for finding in findings])
     broken = [finding for finding in findings if finding.broken]
     if broken:
         untried = sum(not finding.tried for finding in findings)
         rest = f"; {untried} could not be tried" if untried else ""
         raise UserError(f"{name} breaks {len(broken)} of {len(findings)} lines of the contract (listed above){rest}")
-    say(f"{outside.short(name)} keeps the contract")
+    if not options.json:
+        say(f"{outside.short(name)} keeps the contract")
+
+
+def _quiet(finding: Finding) -> None:
+    """Print nothing: all findings come at the end."""
 
 
 def _tell(finding: Finding) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from textwrap import fill
+from textwrap import fill, shorten
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from ekiden.data.undecoded import Raw
 
 WIDE = 12  # the table summarises more classes than this
 _NAMED = 6  # classes in a line
-_WIDTH = 160  # letters of a line
+_WIDTH = 110  # letters of a line
 LONG = 40  # the table leaves out some of more clients than this
 
 
@@ -81,7 +81,7 @@ def description(fed: FederatedData) -> Description:
     subject = dataset.train.subject
     lines = {
         "samples": f"{sizes.sum():,}: {train} for training, {val} for validation, {test} for the test",
-        "layout": dataset.inputs.takes(dataset.shape).removesuffix(".")[:_WIDTH],
+        "layout": shorten(dataset.inputs.takes(dataset.shape).removesuffix("."), _WIDTH, placeholder=" ..."),
         "range": _range(dataset),
         "labels": _labels(dataset),
         "silos": f"{len(fed.clients)} with {spread} samples for training and validation each{how}",
@@ -149,7 +149,7 @@ def table(fed: FederatedData) -> Table:
     held = counts(fed)
     sizes = np.array([[len(c.train), len(c.val), len(c.test)] for c in fed.clients])
     wide = held.shape[1] > WIDE
-    out = Table(title=f"{fed.dataset.name}: {counted(len(fed.clients), 'client')}, {_kinds(fed)}")
+    out = Table(title=f"{_short(fed.dataset.name)}: {counted(len(fed.clients), 'client')}, {_kinds(fed)}")
     out.add_column("client")
     for name in ("classes", "largest classes") if wide else held_names(fed):
         out.add_column(name, justify="left" if name == "largest classes" else "right")
@@ -164,6 +164,11 @@ def table(fed: FederatedData) -> Table:
     out.add_section()
     out.add_row("all", *_cells(held.sum(axis=0), held_names(fed)), *map(str, sizes.sum(axis=0)))
     return out
+
+
+def _short(name: str) -> str:
+    """Return the name of data without the folder that they are in."""
+    return Path(name).name if Path(name).is_absolute() else name
 
 
 def _kinds(fed: FederatedData) -> str:
@@ -212,7 +217,7 @@ def picture(fed: FederatedData) -> Any:
     axes.set(
         xlim=(-0.7, classes - 0.3),
         ylim=(clients - 0.3, -0.7),
-        title=fed.dataset.name,
+        title=_short(fed.dataset.name),
         xlabel="class",
         ylabel="client",
     )

@@ -21,7 +21,7 @@ from ekiden.reporting.style import HEAT, MARKERS, SERIES, Drawing, Missing, Valu
 from ekiden.results.result import ModelSource, Result
 from ekiden.runs.plan import TaskName, loaded, stored
 from ekiden.runs.summary import Summary
-from ekiden.serving.loading import open_run
+from ekiden.serving.loading import open_models
 from ekiden.training.weights import Weights, mean
 
 SHOWN = 400  # test samples in a picture of features
@@ -68,7 +68,7 @@ class Opener:
 
     def __call__(self, run: Summary) -> Opened:
         """Open a finished run."""
-        result = open_run(run.folder, network=self.network)
+        result = open_models(run.folder, network=self.network)
         data = self._of(run, result)
         test = result.judge(data)
         personal = bool(result.personal)

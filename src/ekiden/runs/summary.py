@@ -97,13 +97,67 @@ def _environment(folder: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def comparison(summaries: Iterable[Summary]) -> Table:
-    """Return a table with a row for all runs that differ only in the seed: mean ± standard deviation over the seeds."""
+def as_record(run: Summary) -> dict[str, Any]:
+    """Return a run as plain values, for `--json`."""
+    config, metric = run.config, headline(run)
+    return {
+        "folder": str(run.folder),
+        "method": config["method"],
+        "settings": label(config),
+        "data": config["dataset"],
+        "clients": config["clients"],
+        "seed": config["seed"],
+        "finished": run.finished,
+        "step": run.last.get("step", 0),
+        "steps": config["steps"],
+        "metric": metric.name,
+        "value": value_of(run, metric.name),
+        **{name: run.last.get(name, 0) for name in COUNTED},
+        "seconds": run.seconds,
+        "metrics": run.metrics,
+    }
+
+
+def compared(summaries: Iterable[Summary]) -> list[dict[str, Any]]:
+    """Return the rows of `comparison` as plain values: shares as numbers from 0 to 1, means over finished runs."""
+    rows = []
+    for group in _grouped(summaries).values():
+        done = [run for run in group.values() if run.finished]
+        one = next(iter(group.values()))
+        metric = headline(done[0] if done else one)
+        values = [value for run in done if (value := value_of(run, metric.name)) is not None]
+        rows.append(
+            {
+                "method": label(one.config),
+                "data": _data(one.config),
+                "seeds": [run.config["seed"] for run in done],
+                "unfinished": len(group) - len(done),
+                "metric": metric.name,
+                "values": values,
+                "mean": mean(values) if values else None,
+                "std": stdev(values) if len(values) > 1 else None,
+                **{name: mean(run.last[name] for run in done) if done else None for name in COUNTED},
+                "seconds": mean(run.seconds for run in done) if done else None,
+                "diverged": sum(bool(run.last.get("diverged")) for run in done),
+                "folders": [str(run.folder) for run in group.values()],
+            }
+        )
+    return rows
+
+
+def _grouped(summaries: Iterable[Summary]) -> dict[str, dict[int, Summary]]:
+    """Return the runs that differ only in the seed, by their seeds."""
     groups: dict[str, dict[int, Summary]] = defaultdict(dict)
     for summary in summaries:  # if two runs have the same seed, take a finished one; both are equal
         group = groups[_all_but_the_seed(summary.config)]
         if not (twin := group.get(summary.config["seed"])) or not twin.finished:
             group[summary.config["seed"]] = summary
+    return groups
+
+
+def comparison(summaries: Iterable[Summary]) -> Table:
+    """Return a table with a row for all runs that differ only in the seed: mean ± standard deviation over the seeds."""
+    groups = _grouped(summaries)
     shown = {(m := headline(s)).name: m for group in groups.values() for s in group.values() if s.metrics}
     one = next(iter(shown.values())) if len(shown) == 1 else None
     named = "accuracy" if not shown else one.name if one else "headline metric"

@@ -70,6 +70,12 @@ def open_run(folder: str | os.PathLike[str], *, network: ModelSource | None = No
     return Result(state, tuple(metrics), tuple(ledger), run.folder, run.build, run.config, run.models, run.data)
 
 
+def open_models(folder: Path, *, network: ModelSource | None = None) -> Result:
+    """Open a run folder for its models only; rows of metrics and transfers are not read, and may be damaged."""
+    run = _Opened.of(folder, network)
+    return Result(run.method.start(), (), (), folder, run.build, run.config, run.models, run.data)
+
+
 def method_in(config: Mapping[str, Any]) -> Method:
     """Return the method in the configuration of a run."""
     return method_of(config)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import hypot, sqrt
 from statistics import mean, stdev
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -148,6 +149,28 @@ class CellResult:
         """The comparison with the printed value, None if nothing was printed or run."""
         printed = self.cell.published
         return Comparison(self.mean, self.std, len(self.runs), printed) if self.runs and printed else None
+
+
+def as_rows(results: Sequence[CellResult]) -> list[dict[str, Any]]:
+    """Return cells as plain values, for `--json`; shares in per cent, as papers print them."""
+    return [
+        {
+            "row": one.cell.row,
+            "column": one.cell.column,
+            "method": one.cell.plan.method.title() if one.cell.plan else None,
+            "metric": one.cell.metric,
+            "printed": None if one.cell.published is None else one.cell.published.mean,
+            "printed_std": None if one.cell.published is None else one.cell.published.std,
+            "seeds": [run.config["seed"] for run in one.runs],
+            "values": list(one.values),
+            "mean": one.mean if one.values else None,
+            "std": one.std if len(one.values) > 1 else None,
+            "difference": one.difference if one.values else None,
+            "skip": one.cell.skip,
+            "left_out": list(one.left_out),
+        }
+        for one in results
+    ]
 
 
 def collect(sweep: Sweep, cells: Sequence[Cell] | None = None, more: Sequence[Sweep] = ()) -> tuple[CellResult, ...]:

@@ -1,0 +1,54 @@
+"""`--json`: one document on standard output for every command that prints a table."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+
+from ekiden.cli.app import COMMANDS
+from ekiden.cli.runs import RunOptions
+from tests.pages import DOCS
+
+NOT_A_TABLE = {
+    "report": "it writes a page",
+    "predict": "it writes a file, or CSV",
+    "export": "it writes a file",
+    "card": "it prints Markdown",
+    "new method": "it writes files",
+    "trust": "it prints a line",
+    "stop": "it prints a line",
+    **dict.fromkeys(("federation init", "federation start", "federation agree"), "it prints lines of a service"),
+    **dict.fromkeys(("silo start", "silo keys", "silo register", "silo sums", "silo release"), "it runs at a silo"),
+}
+PAGE = (DOCS / "json.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_that_prints_a_table_has_json_and_a_section_of_the_page(name: str) -> None:
+    module, _, function = COMMANDS[name].partition(":")
+    kind = (
+        RunOptions if name == "run" else get_type_hints(getattr(import_module(f"ekiden.{module}"), function))["options"]
+    )
+    has = "json" in {field.name for field in fields(kind)}
+    assert has != (name in NOT_A_TABLE), name
+    assert (f"`ekiden {name}`" in PAGE) == has
+
+
+def test_run_and_resume_print_only_json_on_standard_output(tmp_path: Path) -> None:
+    args = ["run", "fedavg", "--rounds", "1", "--epochs", "1", "--clients", "2", "--data", "digits", "--out", "r"]
+    for line in (args, ["resume", "r/fedavg-digits-seed0"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "ekiden", *line, "--json"], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        (run,) = json.loads(done.stdout)
+        listed = set(re.findall(r"^\| `(\w+)`", PAGE.split("`ekiden resume`")[1].split("\n## ")[0], re.MULTILINE))
+        assert listed == run.keys()
+        assert run["finished"]
+        assert run["metrics"][-1]["accuracy"] == run["value"]
+        assert "samples:" in done.stderr
