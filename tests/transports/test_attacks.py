@@ -27,11 +27,12 @@ from ekiden.data.augment import Augment
 from ekiden.data.kinds import Images
 from ekiden.data.kinds import terms as inputs_text
 from ekiden.engine import wire
-from ekiden.engine.drive import outline
+from ekiden.engine.drive import Outline, outline
 from ekiden.engine.method import INITIAL, Method, payload_types
 from ekiden.engine.wire import SERVER, Encoded, Ref
 from ekiden.methods import METHODS, DFedAvgM, FedAvg, FedGram, FedKrylov, FedSeq, Local, with_lap
 from ekiden.methods.blocks.rounds import Reply
+from ekiden.methods.exact.fedgram import Summing
 from ekiden.models import build
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
@@ -584,6 +585,14 @@ def test_an_outline_ends_at_the_limit() -> None:
         outline(setup, NAMES, most=50)
     assert time.process_time() - began < 1
     assert len(outline(replace(setup, method=FedSeq(epochs=1)), NAMES, most=3).requests) == 3  # type: ignore[union-attr]
+
+
+def test_sums_that_the_last_state_names_are_no_result() -> None:
+    """Silos open the result to the coordinator: models, whatever else a method leaves in its last state."""
+    model, own = Ref[Weights]("client-0", "3-0-solve"), Ref[Weights]("client-1", "4-0-personalise")
+    totals, settled = Ref[Any]("client-2", "2-0-add"), Ref[Any]("client-0", "0-0-settle")
+    end = Summing(step=5, model=model, personal=(own,), totals=totals, settled=settled)
+    assert Outline((), end).result == {model, own}
 
 
 @pytest.mark.parametrize(
