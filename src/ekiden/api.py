@@ -155,44 +155,44 @@ def run(prepared: "_Prepared") -> Result:  # noqa: D417  (its arguments are thos
     """Run a method over silos simulated on this machine.
 
     Args:
-        method: what to run; a class, or its name on the command line, means the method with its defaults.
-        data: who holds what: from `ekiden.split` or `ekiden.federate`, or a list with each client's samples (or a dict
-            by their names), which is passed to `ekiden.federate`.
-        model: name of a network of the library ("auto": the one that fits the data), `hf:FOLDER`, `timm:NAME`, a module
-            (its values are the initial model), or a function that makes one (called with the seed set).
+        method: the method, as an instance, a class or a name; a class or a name means its default hyperparameters.
+        data: the silos, from `ekiden.split` or `ekiden.federate`; or a list of each silo's samples, or a dict by the
+            silos' names, which are passed to `ekiden.federate`.
+        model: the name of a network ("auto" chooses by the data), `hf:FOLDER`, `timm:NAME`, a module (its weights are
+            the initial model), or a function that makes a module (called after the seed is set).
         training: how clients train.
-        hardware: what the run computes on; `threads` = 0 means all cores, divided among the workers.
-        seed: of everything random.
-        folder: where to keep the run. The folder of an interrupted run resumes it, from its first step if a file that
-            it needs is damaged or gone. None keeps the run in memory.
-        workers: number of processes for independent tasks; 1 does them all in this process.
-        evaluate_every: steps between evaluations.
-        config: further entries that identify the run in `config.json`.
+        hardware: device, threads and precision; `threads=0` divides all cores among the workers.
+        seed: the seed of all random numbers.
+        folder: the run folder. If it holds an interrupted run, that run continues, from its first step if a file that it
+            needs is damaged or missing. None keeps the run in memory.
+        workers: the number of processes for independent tasks; 1 does all tasks in this process.
+        evaluate_every: the number of steps between evaluations.
+        config: further entries for `config.json` that identify the run.
         watch: called after each epoch of training with (client, epoch, epochs); only if all tasks are done in this
             process.
-        on_start: called once everything is checked, before the first step.
-        on_step: called after each step with the row of metrics.
+        on_start: called after all checks, before the first step.
+        on_step: called after each step with its row of metrics.
         stop_after: stop after this number of steps, to resume later.
         processes: True uses worker processes even for one worker, False never.
-        absent: which clients do not answer in which step, to test a method: (step, client) -> bool.
-        transport: your own way to bring tasks to clients, instead of `workers`: makes an `ekiden.transports.Transport`
-            from an `ekiden.transports.Start` (docs/own-transport.md).
-        keep_trained: keep the models that each client's last task trained, in its part of the folder.
-        evaluate_on: measure personal models on all test data, or each on its own client's only, which takes 1/N of the
-            time. With "own", the models that clients trained last in the step are also measured, before any averaging.
-        train: the part of the model that is trained: "all"; "head"; "last:2", the last two blocks and the head; or
-            "lora:r=8,alpha=16,targets=query+value", adapters of low rank and the head. The rest is frozen: it does not
+        absent: (step, client) -> bool, true if the client does not answer in that step; to test a method.
+        transport: your own transport instead of `workers`: makes an `ekiden.transports.Transport` from an
+            `ekiden.transports.Start` (docs/own-transport.md).
+        keep_trained: keep the models that each client's last task trained, in the client's part of the folder.
+        evaluate_on: "all" measures personal models on all test data, "own" each on its own client's, N times faster.
+            "own" also measures the models that clients trained last in the step, before any averaging.
+        train: the part of the model to train: "all"; "head"; "last:2", the last two blocks and the head; or
+            "lora:r=8,alpha=16,targets=query+value", low-rank adapters and the head. The rest is frozen: it does not
             travel, and stays in evaluation mode.
-        pretrained: safetensors file with the values of the model, by its names.
-        track: programs that draw the metrics while the run computes, "tensorboard" or "mlflow"; needs `folder`. A
-            program that fails is left out with a warning in the log.
-        metric: the headline metric. It chooses the best epoch on validation data; tables and `Result.score` show it. A
-            name (`ekiden.data.tasks`, docs/tasks.md), a function (answers, labels) -> number for which more is better,
-            or a `Metric`. Empty means the task's first metric, which is accuracy in classification.
-        quiet: show no bar; there is one on a terminal and in a notebook only.
+        pretrained: a safetensors file with the model's weights by name.
+        track: "tensorboard" or "mlflow", to follow the metrics during the run; needs `folder`. If a tracker fails, the run
+            continues without it and logs a warning.
+        metric: the headline metric, which chooses the best epoch on validation data and is `Result.score`: a name
+            (docs/tasks.md), a function (answers, labels) -> number for which more is better, or a `Metric`. Empty means
+            the task's first metric, which is accuracy in classification.
+        quiet: show no progress bar. Without it, there is a bar on a terminal and in a notebook.
 
     Raises:
-        UserError: something that the caller can fix; the run folder then holds the last good state.
+        UserError: the caller can fix the cause; the run folder then holds the last good state.
 
     Warns:
         DivergenceWarning: the result is far worse than guessing.
@@ -222,7 +222,7 @@ def steps(prepared: "_Prepared") -> Generator[Result, None, None]:
         After each step, the result of a run that stops there: the state, the models, and all rows of metrics so far.
 
     Raises:
-        UserError: something that the caller can fix; the run folder then holds the last good state.
+        UserError: the caller can fix the cause; the run folder then holds the last good state.
     """
     return prepared.results()
 
