@@ -163,8 +163,8 @@ def run(prepared: "_Prepared") -> Result:  # noqa: D417  (its arguments are thos
         training: how clients train.
         hardware: device, threads and precision; `threads=0` divides all cores among the workers.
         seed: the seed of all random numbers.
-        folder: the run folder. If it holds an interrupted run, that run continues, from its first step if a file that it
-            needs is damaged or missing. None keeps the run in memory.
+        folder: the run folder. If it holds an interrupted run, that run continues, from its first step if a file is
+            damaged or missing. None keeps the run in memory.
         workers: the number of processes for independent tasks; 1 does all tasks in this process.
         evaluate_every: the number of steps between evaluations.
         config: further entries for `config.json` that identify the run.
@@ -184,8 +184,8 @@ def run(prepared: "_Prepared") -> Result:  # noqa: D417  (its arguments are thos
             "lora:r=8,alpha=16,targets=query+value", low-rank adapters and the head. The rest is frozen: it does not
             travel, and stays in evaluation mode.
         pretrained: a safetensors file with the model's weights by name.
-        track: "tensorboard" or "mlflow", to follow the metrics during the run; needs `folder`. If a tracker fails, the run
-            continues without it and logs a warning.
+        track: "tensorboard" or "mlflow", to follow the metrics during the run; needs `folder`. If a tracker fails, a
+            warning is logged and the run continues.
         metric: the headline metric, which chooses the best epoch on validation data and is `Result.score`: a name
             (docs/tasks.md), a function (answers, labels) -> number for which more is better, or a `Metric`. Empty means
             the task's first metric, which is accuracy in classification.
