@@ -28,12 +28,14 @@ from ekiden.engine.folder import read_lines
 from ekiden.engine.method import Method, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.training.weights import Weights
-from ekiden.transports.flower import client_app, commands, guard, session, silo_file, supernode
-from ekiden.transports.flower.courier import Lost
+from ekiden.transports.flower import client_app, commands, guard, supernode
+from ekiden.transports.flower.coordinator import session
+from ekiden.transports.flower.coordinator.courier import Lost
+from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
 from ekiden.transports.flower.envelope import content, overhead, wrap
-from ekiden.transports.flower.parcel import Ask, unpack
-from ekiden.transports.flower.remote_plan import RemotePlan
 from ekiden.transports.flower.server_app import GridNodes, say
+from ekiden.transports.flower.silo import silo_file
+from ekiden.transports.flower.trust.parcel import Ask, unpack
 
 ROOT = Path(__file__).parents[1]
 ROUNDS = 9

@@ -13,9 +13,9 @@ from tempfile import TemporaryDirectory
 import torch
 
 from ekiden.base.sums import Sums
-from ekiden.transports.flower import keys, sealing
-from ekiden.transports.flower.masking import PartMasks
-from ekiden.transports.flower.sealing import Party, Reader
+from ekiden.transports.flower.trust import keys, sealing
+from ekiden.transports.flower.trust.masking import PartMasks
+from ekiden.transports.flower.trust.sealing import Party, Reader
 
 SILOS = (4, 20, 100)
 WIDTHS = {"0.8 MB": 620, "8 MB": 1990}

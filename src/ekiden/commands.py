@@ -403,8 +403,8 @@ def verify(folder: Folder, keys: Folder | None = None) -> dict[str, Any]:
     """
     require_extra("flower", "verify", "flwr")
     from ekiden.transports.flower import commands as flower  # noqa: PLC0415  (it needs an extra)
-    from ekiden.transports.flower.verify import terms  # noqa: PLC0415
-    from ekiden.transports.flower.verify import verify as custody_of  # noqa: PLC0415
+    from ekiden.transports.flower.coordinator.verify import terms  # noqa: PLC0415
+    from ekiden.transports.flower.coordinator.verify import verify as custody_of  # noqa: PLC0415
 
     names = terms(Path(folder)).clients
     found = custody_of(Path(folder), flower.read_keys(Path(keys), names) if keys else None)

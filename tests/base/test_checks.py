@@ -28,7 +28,7 @@ from ekiden.data import Dirichlet, Pathological, Reading
 from ekiden.engine.method import Method
 from ekiden.methods import METHODS, FedELMY, FedGram, FedSeq, FedTasuki, MAEcho
 from ekiden.runs.plan import Plan, from_json
-from ekiden.transports.flower.remote_plan import RemotePlan
+from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
 from tests.conformance.ridge import Ridge
 
 KINDS: tuple[type[Any], ...] = (*METHODS, Ridge, Training, Hardware)

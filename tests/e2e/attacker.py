@@ -11,11 +11,11 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from ekiden.engine.wire import SERVER, WireError
-from ekiden.transports.flower import agreement as agreements
-from ekiden.transports.flower import sealing
-from ekiden.transports.flower.parcel import Answer, Ask, pack, unpack
-from ekiden.transports.flower.sealing import Party, Reader
 from ekiden.transports.flower.server_app import GridNodes
+from ekiden.transports.flower.trust import agreement as agreements
+from ekiden.transports.flower.trust import sealing
+from ekiden.transports.flower.trust.parcel import Answer, Ask, pack, unpack
+from ekiden.transports.flower.trust.sealing import Party, Reader
 
 app = ServerApp()
 claims = ServerApp()

@@ -20,8 +20,9 @@ from ekiden import run as run_here
 from ekiden.data import load, parse, split
 from ekiden.engine.method import Method
 from ekiden.results.result import Result
-from ekiden.transports.flower import certificates, superlink
-from ekiden.transports.flower import federation as federations
+from ekiden.transports.flower import superlink
+from ekiden.transports.flower.coordinator import federation as federations
+from ekiden.transports.flower.trust.keys import make_certificates
 from tests.warm import ekiden
 
 NAMES = ("client-0", "client-1", "client-2")
@@ -72,7 +73,7 @@ class Federation:
         return self.parts.address
 
     def prepare(self) -> None:
-        certificates.make(self.folder, "127.0.0.1")
+        make_certificates(self.folder, "127.0.0.1")
         (self.folder / "own.py").write_text(OWN)
         (self.folder / "keys").mkdir()
         for i, name in enumerate(NAMES):

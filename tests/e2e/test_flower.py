@@ -22,8 +22,9 @@ import pytest
 from ekiden.engine.folder import read_lines
 from ekiden.engine.method import Method
 from ekiden.methods import SCAFFOLD, DFedAvgM, FedELMY, FedGram, FedSeq, MAEcho
-from ekiden.transports.flower import agreement as agreements
-from ekiden.transports.flower import commands, keys
+from ekiden.transports.flower import commands
+from ekiden.transports.flower.trust import agreement as agreements
+from ekiden.transports.flower.trust import keys
 from tests.e2e.silos import BIN, NAMES, Federation, assert_same_files, expected, running, wait_for
 
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'ekiden[flower]'")

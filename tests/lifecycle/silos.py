@@ -13,9 +13,10 @@ from ekiden.base.errors import UserError
 from ekiden.cli.app import call
 from ekiden.engine.method import Method
 from ekiden.results.result import Result
-from ekiden.transports.flower import keys, session
-from ekiden.transports.flower.remote_plan import RemotePlan
-from ekiden.transports.flower.silo_file import read
+from ekiden.transports.flower.coordinator import session
+from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
+from ekiden.transports.flower.silo.silo_file import read
+from ekiden.transports.flower.trust import keys
 from tests.lifecycle.kinds import SILOS, Kind
 from tests.transports.fakes import FakeNodes
 

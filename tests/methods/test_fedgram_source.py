@@ -19,7 +19,7 @@ from ekiden.engine.networks import read_model
 from ekiden.methods import FedGram, FedSeq, Local
 from ekiden.models.split import as_split
 from ekiden.runs.plan import Plan
-from ekiden.transports.flower.agreement import parse
+from ekiden.transports.flower.trust.agreement import parse
 from tests.conftest import Tiny
 from tests.methods.test_fedgram import bits
 from tests.transports.fakes import NAMES, FakeNodes, with_keys

@@ -41,9 +41,9 @@ from ekiden.methods import (
 )
 from ekiden.results.result import Result
 from ekiden.training.weights import Weights
-from ekiden.transports.flower import session
-from ekiden.transports.flower.courier import Lost
-from ekiden.transports.flower.parcel import Ask, unpack
+from ekiden.transports.flower.coordinator import session
+from ekiden.transports.flower.coordinator.courier import Lost
+from ekiden.transports.flower.trust.parcel import Ask, unpack
 from tests.conformance.test_every_method import settings, small
 from tests.conformance.test_on_another_device import IMAGE_METHODS, OPTIONS, Picture, Wide, images
 from tests.conftest import Tiny, make_blobs

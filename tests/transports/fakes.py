@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ekiden.data import FederatedData
-from ekiden.transports.flower import keys
-from ekiden.transports.flower.courier import Lost
-from ekiden.transports.flower.silo import Silo
-from ekiden.transports.flower.silo_file import Held, SiloFile, read
+from ekiden.transports.flower.coordinator.courier import Lost
+from ekiden.transports.flower.silo.silo import Silo
+from ekiden.transports.flower.silo.silo_file import Held, SiloFile, read
+from ekiden.transports.flower.trust import keys
 
 NAMES = ("client-0", "client-1", "client-2")
 SILENT = ("broke off on the way there", "broke off on the way back")

@@ -36,19 +36,20 @@ from ekiden.methods.exact.fedgram import Summing
 from ekiden.models import build
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
-from ekiden.transports.flower import agreement as agreements
-from ekiden.transports.flower import custody, revised, sealing, session
-from ekiden.transports.flower.agreement import Agreement, no_samples
-from ekiden.transports.flower.contents import arguments_key
-from ekiden.transports.flower.parcel import Answer, Ask, Count, Hello, ParcelPart, pack, unpack
-from ekiden.transports.flower.sealing import Party, Reader
-from ekiden.transports.flower.shelf import Shelf
-from ekiden.transports.flower.silo_file import read
+from ekiden.transports.flower.coordinator import remote_plan, session
+from ekiden.transports.flower.silo.shelf import Shelf
+from ekiden.transports.flower.silo.silo_file import read
+from ekiden.transports.flower.trust import agreement as agreements
+from ekiden.transports.flower.trust import custody, sealing
+from ekiden.transports.flower.trust.agreement import Agreement, no_samples
+from ekiden.transports.flower.trust.contents import arguments_key
+from ekiden.transports.flower.trust.parcel import Answer, Ask, Count, Hello, ParcelPart, pack, unpack
+from ekiden.transports.flower.trust.sealing import Party, Reader
 from tests.transports.fakes import NAMES, FakeNodes, mine, with_keys
 from tests.transports.test_remote import assert_equal, far, here
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
-from ekiden.transports.flower import keys
+from ekiden.transports.flower.trust import keys
 
 LIMITS = '[limits]\nmethods = ["fedseq", "fedavg", "dfedavgm", "local"]\n'
 TRAIN = {"fedseq": (INITIAL, None), "fedavg": (INITIAL, 0)}
@@ -173,7 +174,7 @@ def test_terms_are_bound_before_anything_is_answered(tmp_path: Path) -> None:
 
 
 def test_what_was_asked_includes_the_terms(tmp_path: Path) -> None:
-    from ekiden.transports.flower.contents import Contents
+    from ekiden.transports.flower.trust.contents import Contents
 
     contents = Contents(Encoded.of(b"arguments"), {})
     assert contents.digest("one", Ask("task"), None) != contents.digest("other", Ask("task"), None)
@@ -628,7 +629,7 @@ def test_limits(limit: str, said: str, tmp_path: Path) -> None:
 
 def test_every_method_runs_within_the_default_limits() -> None:
     """With its own defaults, over ten silos, measured at the end."""
-    from ekiden.transports.flower.silo_file import Limits
+    from ekiden.transports.flower.silo.silo_file import Limits
 
     limits = Limits()
     for kind in METHODS:
@@ -669,13 +670,13 @@ def test_two_runs_do_not_show_the_sums_of_who_left(tmp_path: Path) -> None:
     method = FedGram(width=120)
     far(method, FakeNodes(files), tmp_path / "run", public)
     nodes, left = FakeNodes([files[0], files[2]]), {name: public[name] for name in ("client-0", "client-2")}
-    without = revised.without(tmp_path / "run", "client-1")
+    without = remote_plan.without(tmp_path / "run", "client-1")
     with pytest.raises(UserError, match="the difference would be the part of client-1, who did not agree"):
         session.run(without, nodes, tmp_path / "no", left, lambda line: None, poll=0)
     release = tmp_path / "release.txt"
     said = ["silo", "release", str(tmp_path / "client-1.toml"), "--silos", "client-0,client-2", "--out", str(release)]
     call(said)
-    without = revised.without(tmp_path / "run", "client-1", release)
+    without = remote_plan.without(tmp_path / "run", "client-1", release)
     session.run(without, nodes, tmp_path / "less", left, lambda line: None, poll=0)
     for folder in (tmp_path / "run", tmp_path / "less"):
         stored = {file.name: file.stat().st_size for file in folder.rglob("*") if file.suffix == ".safetensors"}

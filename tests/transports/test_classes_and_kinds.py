@@ -12,11 +12,11 @@ from ekiden import Training
 from ekiden.base import outside
 from ekiden.base.errors import UserError
 from ekiden.methods import FedAvg
-from ekiden.transports.flower import session
-from ekiden.transports.flower.agreement import parse
-from ekiden.transports.flower.remote_plan import RemotePlan
-from ekiden.transports.flower.scaling import agree_on
-from ekiden.transports.flower.silo_file import read
+from ekiden.transports.flower.coordinator import session
+from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
+from ekiden.transports.flower.silo.scaling import agree_on
+from ekiden.transports.flower.silo.silo_file import read
+from ekiden.transports.flower.trust.agreement import parse
 from tests.data.test_kinds import KIND, spectrum
 from tests.transports.fakes import FakeNodes
 

@@ -10,9 +10,9 @@ from ekiden.base.errors import UserError
 from ekiden.engine.folder import read_config
 from ekiden.engine.method import Method
 from ekiden.methods import Average, FedTasuki, with_lap
-from ekiden.transports.flower.agreement import parse
-from ekiden.transports.flower.remote_plan import from_json
-from ekiden.transports.flower.verify import verify
+from ekiden.transports.flower.coordinator.remote_plan import from_json
+from ekiden.transports.flower.coordinator.verify import verify
+from ekiden.transports.flower.trust.agreement import parse
 from tests.transports.fakes import NAMES, FakeNodes, with_keys
 from tests.transports.test_remote import assert_equal, far, here, plan_of
 from tests.transports.test_silo import TERMS

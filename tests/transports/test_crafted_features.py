@@ -32,13 +32,13 @@ from ekiden.methods.exact.fedkrylov.payloads import OpeningSums
 from ekiden.models import build
 from ekiden.models.whole_features import PatchFeatures, RandomReLU
 from ekiden.training.weights import Weights
-from ekiden.transports.flower import policy
-from ekiden.transports.flower.agreement import Agreement
-from ekiden.transports.flower.contents import arguments_key
-from ekiden.transports.flower.parcel import Answer, Ask, pack, unpack
-from ekiden.transports.flower.policy import check_terms
-from ekiden.transports.flower.silo import Silo
-from ekiden.transports.flower.silo_file import SiloFile
+from ekiden.transports.flower.silo import policy
+from ekiden.transports.flower.silo.policy import check_terms
+from ekiden.transports.flower.silo.silo import Silo
+from ekiden.transports.flower.silo.silo_file import SiloFile
+from ekiden.transports.flower.trust.agreement import Agreement
+from ekiden.transports.flower.trust.contents import arguments_key
+from ekiden.transports.flower.trust.parcel import Answer, Ask, pack, unpack
 from tests.transports.fakes import NAMES, FakeNodes, mine, silo_file, with_keys
 from tests.transports.test_attacks import Attacker, layers
 from tests.transports.test_remote import assert_equal, far, here

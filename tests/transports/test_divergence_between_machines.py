@@ -10,10 +10,10 @@ from ekiden.base.errors import UserError
 from ekiden.data.tasks import Classification, LanguageModelling, Regression, Task
 from ekiden.engine.method import Method
 from ekiden.methods import FedAvg, FedSeq, Local
-from ekiden.transports.flower import session
-from ekiden.transports.flower.measure import row_of
-from ekiden.transports.flower.parcel import Ask, Count, unpack
-from ekiden.transports.flower.verify import verify
+from ekiden.transports.flower.coordinator import session
+from ekiden.transports.flower.coordinator.measuring import row_of
+from ekiden.transports.flower.coordinator.verify import verify
+from ekiden.transports.flower.trust.parcel import Ask, Count, unpack
 from tests.transports.fakes import NAMES, FakeNodes, with_keys
 from tests.transports.test_remote import plan_of
 

@@ -13,10 +13,13 @@ import pytest
 
 from ekiden.base.errors import UserError
 from ekiden.cli.app import call
-from ekiden.transports.flower import commands, federation, keys, silo_file, superlink, supernode
+from ekiden.transports.flower import commands, superlink, supernode
 from ekiden.transports.flower.commands import Security
-from ekiden.transports.flower.federation import Federation
-from ekiden.transports.flower.session import ENDED
+from ekiden.transports.flower.coordinator import federation
+from ekiden.transports.flower.coordinator.federation import Federation
+from ekiden.transports.flower.coordinator.session import ENDED
+from ekiden.transports.flower.silo import silo_file
+from ekiden.transports.flower.trust import keys
 
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'ekiden[flower]'")
 SILOS = ("a", "b", "c")

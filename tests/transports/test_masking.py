@@ -27,18 +27,19 @@ from ekiden.methods.exact.fedgram import PatchMoments
 from ekiden.models.patches import PatchSums
 from ekiden.results.result import Result
 from ekiden.runs import summary
-from ekiden.transports.flower import revised, sealing, session
-from ekiden.transports.flower.coordinator import Remote
-from ekiden.transports.flower.courier import Lost
-from ekiden.transports.flower.masking import PartMasks
-from ekiden.transports.flower.parcel import Answer, Ask, unpack
-from ekiden.transports.flower.sealing import Party, Reader
-from ekiden.transports.flower.verify import verify
+from ekiden.transports.flower.coordinator import remote_plan, session
+from ekiden.transports.flower.coordinator.courier import Lost
+from ekiden.transports.flower.coordinator.transport import Remote
+from ekiden.transports.flower.coordinator.verify import verify
+from ekiden.transports.flower.trust import sealing
+from ekiden.transports.flower.trust.masking import PartMasks
+from ekiden.transports.flower.trust.parcel import Answer, Ask, unpack
+from ekiden.transports.flower.trust.sealing import Party, Reader
 from tests.transports.fakes import NAMES, FakeNodes, with_keys
 from tests.transports.test_remote import assert_equal, far, here
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
-from ekiden.transports.flower import keys
+from ekiden.transports.flower.trust import keys
 
 SILOS = tuple("abcdef")
 MaskedBy = dict[str, PartMasks]
@@ -479,7 +480,7 @@ def test_a_run_without_a_silo_needs_its_agreement_and_one_with_it_does_not(tmp_p
     far(METHODS["chain"], FakeNodes(files[:3]), run, {name: public[name] for name in NAMES})
 
     def without(folder: str, release: Path | None = None) -> Result:
-        plan, left = revised.without(run, "client-2", release), {name: public[name] for name in NAMES[:2]}
+        plan, left = remote_plan.without(run, "client-2", release), {name: public[name] for name in NAMES[:2]}
         return session.run(plan, FakeNodes(files[:2]), tmp_path / folder, left, lambda line: None, poll=0)
 
     refused = "client-0 gave its part to a sum of client-0,client-1,client-2: with a sum of client-0,client-1, the diff"
@@ -495,7 +496,7 @@ def test_a_run_without_a_silo_needs_its_agreement_and_one_with_it_does_not(tmp_p
             without(f"refused-{signer}", out)
     call(["silo", "release", str(tmp_path / "client-2.toml"), "--silos", "client-1,client-0"])
     assert without("two", out).weights is not None
-    plan = revised.with_one_more(tmp_path / "two", "client-2")
+    plan = remote_plan.with_one_more(tmp_path / "two", "client-2")
     three = {name: public[name] for name in NAMES}
     result = session.run(plan, FakeNodes(files[:3]), tmp_path / "three", three, lambda line: None, poll=0)
     assert result.weights is not None

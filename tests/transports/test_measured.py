@@ -8,14 +8,14 @@ from torch import Tensor
 
 from ekiden.data.tasks import Classification, LanguageModelling, MultiLabel, Regression, Scores, Segmentation, Task
 from ekiden.data.tasks.base import IGNORED
-from ekiden.transports.flower import measured
-from ekiden.transports.flower.parcel import Count
+from ekiden.transports.flower.silo import measuring
+from ekiden.transports.flower.trust.parcel import Count
 
 
 def coarse(right: Tensor, losses: Tensor, least: int) -> Count:
     """The report about a classifier of two classes whose answers are right or not."""
     y = torch.zeros(len(losses), dtype=torch.int64)
-    return measured.coarse(Scores(Classification(), 2, y, (~right).long(), losses), least)
+    return measuring.coarse(Scores(Classification(), 2, y, (~right).long(), losses), least)
 
 
 @pytest.mark.parametrize(("samples", "step"), [(10, 1.0), (91, 0.2), (116, 0.09), (1000, 0.01), (10**6, 1e-5)])
@@ -72,13 +72,13 @@ def test_one_sample_moves_what_is_said_by_one_step(task: Task) -> None:
         said = []
         for own, loss in ((good, 0.0), (bad, 1e30), (answers, 5.0), (good, math.inf)):
             answers[0], losses[0] = own[0], loss
-            said.append(measured.coarse(Scores(task, 7, y, answers, losses), 10))
+            said.append(measuring.coarse(Scores(task, 7, y, answers, losses), 10))
         assert {count.samples for count in said} == {n}
         assert max(c.right for c in said) - min(c.right for c in said) <= 1
         assert all(type(c.right) is int and 0 <= c.right <= n for c in said)
         steps = [c.loss / n for c in said]
         assert max(steps) - min(steps) <= 0.3 + 1e-9  # 10/40, rounded up to one digit
-    ends = [measured.coarse(Scores(task, 7, y, answers, torch.zeros(n)), 10).right for answers in (good, bad)]
+    ends = [measuring.coarse(Scores(task, 7, y, answers, torch.zeros(n)), 10).right for answers in (good, bad)]
     assert ends == [0, 0] if isinstance(task, Regression) else [n, 0]
 
 
@@ -86,7 +86,7 @@ def test_samples_without_a_label_that_counts_are_left_out() -> None:
     task = Segmentation()
     y, good, _ = labelled(task, 20)
     y[:8] = IGNORED
-    found = measured.coarse(Scores(task, 3, y, good, torch.ones(20)), 10)
+    found = measuring.coarse(Scores(task, 3, y, good, torch.ones(20)), 10)
     assert (found.right, found.samples) == (12, 12)
     assert found.loss == pytest.approx(12 * 0.9)
-    assert measured.coarse(Scores(task, 3, y, good, torch.ones(20)), 13) == Count(0, 0.0, 0)
+    assert measuring.coarse(Scores(task, 3, y, good, torch.ones(20)), 13) == Count(0, 0.0, 0)

@@ -29,9 +29,9 @@ from ekiden.methods import FedAvg, FedSeq
 from ekiden.methods.blocks.rounds import Reply
 from ekiden.models import build
 from ekiden.training.network import Network
-from ekiden.transports.flower import session
-from ekiden.transports.flower.parcel import Answer, Ask, Hello, pack, unpack
-from ekiden.transports.flower.silo_file import read
+from ekiden.transports.flower.coordinator import session
+from ekiden.transports.flower.silo.silo_file import read
+from ekiden.transports.flower.trust.parcel import Answer, Ask, Hello, pack, unpack
 from tests.transports.fakes import NAMES, FakeNodes, silo_file, with_keys
 from tests.transports.test_attacks import Attacker, files_of, terms_in
 from tests.transports.test_remote import Crooked, assert_equal, far, here, plan_of

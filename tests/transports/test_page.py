@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from ekiden.transports.flower.silo_file import Limits
+from ekiden.transports.flower.silo.silo_file import Limits
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")

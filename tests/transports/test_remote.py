@@ -39,16 +39,17 @@ from ekiden.methods.blocks.rounds import Reply
 from ekiden.results.result import Result
 from ekiden.runs.plan import Plan, from_json
 from ekiden.training.weights import Weights
-from ekiden.transports.flower import keys, remote_plan, session
-from ekiden.transports.flower import silo_file as silo_toml
-from ekiden.transports.flower.courier import Lost, Patience
-from ekiden.transports.flower.parcel import Answer, Ask, Count, pack, unpack
-from ekiden.transports.flower.remote_plan import RemotePlan
-from ekiden.transports.flower.roll import Roll
-from ekiden.transports.flower.shelf import Shelf
-from ekiden.transports.flower.silo import Silo
-from ekiden.transports.flower.silo_file import SiloFile
-from ekiden.transports.flower.verify import verify
+from ekiden.transports.flower.coordinator import remote_plan, session
+from ekiden.transports.flower.coordinator.courier import Lost, Patience
+from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
+from ekiden.transports.flower.coordinator.session import Roll
+from ekiden.transports.flower.coordinator.verify import verify
+from ekiden.transports.flower.silo import silo_file as silo_toml
+from ekiden.transports.flower.silo.shelf import Shelf
+from ekiden.transports.flower.silo.silo import Silo
+from ekiden.transports.flower.silo.silo_file import SiloFile
+from ekiden.transports.flower.trust import keys
+from ekiden.transports.flower.trust.parcel import Answer, Ask, Count, pack, unpack
 from tests.transports.fakes import NAMES, SILENT, FakeNodes, silo_file, silos, with_keys
 from tests.transports.toy import Toy
 
@@ -64,7 +65,7 @@ each_shape = pytest.mark.parametrize(
 
 @pytest.fixture(autouse=True)
 def toy_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("ekiden.methods", "ekiden.transports.flower.silo_file"):
+    for module in ("ekiden.methods", "ekiden.transports.flower.silo.silo_file"):
         monkeypatch.setattr(f"{module}.METHODS", (*METHODS, Toy))
 
 
@@ -475,8 +476,8 @@ def test_a_message_that_breaks_off_unnoticed_is_sent_again(
     why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine does not report it; a silo that is working is left alone."""
-    monkeypatch.setattr("ekiden.transports.flower.courier._PROBE", 0.01)
-    monkeypatch.setattr("ekiden.transports.flower.roll._GREET_AGAIN", 0.01)
+    monkeypatch.setattr("ekiden.transports.flower.coordinator.courier._PROBE", 0.01)
+    monkeypatch.setattr("ekiden.transports.flower.coordinator.session._GREET_AGAIN", 0.01)
     nodes, public = sealed_in(tmp_path)
     broken: list[int] = []
 
@@ -613,7 +614,7 @@ class OfOtherCode(FakeNodes):
 
         def other(data: bytes) -> bytes:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("ekiden.transports.flower.silo.code_version", lambda: f"{__version__}+{'0' * 16}")
+                patch.setattr("ekiden.transports.flower.silo.silo.code_version", lambda: f"{__version__}+{'0' * 16}")
                 return answer(data)
 
         silo.answer = other  # type: ignore[method-assign]

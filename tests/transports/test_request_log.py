@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ekiden.transports.flower import commands, request_log, supernode
-from ekiden.transports.flower.parcel import Answer, Ask, pack, unpack
-from ekiden.transports.flower.request_log import FILE, changed, note
+from ekiden.transports.flower import commands, supernode
+from ekiden.transports.flower.silo import participation
+from ekiden.transports.flower.silo.participation import FILE, log_changed, log_request
+from ekiden.transports.flower.trust.parcel import Answer, Ask, pack, unpack
 from tests.transports.fakes import NAMES, FakeNodes, silo_file
 
 
@@ -27,8 +28,8 @@ def test_hellos_are_logged(tmp_path: Path) -> None:
 
 def test_a_line_that_is_changed_or_taken_out_is_noticed(tmp_path: Path) -> None:
     for i in range(6):
-        note(tmp_path, f"line {i}", run="0123456789abcdef")
-    assert changed(tmp_path) is None
+        log_request(tmp_path, f"line {i}", run="0123456789abcdef")
+    assert log_changed(tmp_path) is None
     good = lines(tmp_path)
     spoiled = {
         "changed": ([*good[:2], good[2].replace("line 2", "line 9"), *good[3:]], 3),
@@ -38,27 +39,27 @@ def test_a_line_that_is_changed_or_taken_out_is_noticed(tmp_path: Path) -> None:
     }
     for text, first in spoiled.values():
         (tmp_path / FILE).write_text("".join(f"{line}\n" for line in text))
-        assert changed(tmp_path) == first
+        assert log_changed(tmp_path) == first
     (tmp_path / FILE).write_text("".join(f"{line}\n" for line in good[:-1]))
-    note(tmp_path, "after the end was cut off")
-    assert changed(tmp_path) is None  # not noticed: the log has no end of its own
+    log_request(tmp_path, "after the end was cut off")
+    assert log_changed(tmp_path) is None  # not noticed: the log has no end of its own
 
 
 def test_nobody_pushes_out_what_others_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_log, "_RUN", 2000)
-    monkeypatch.setattr(request_log, "_STRANGERS", 1000)
-    note(tmp_path, "the first line", run="a" * 16)
+    monkeypatch.setattr(participation, "_RUN", 2000)
+    monkeypatch.setattr(participation, "_STRANGERS", 1000)
+    log_request(tmp_path, "the first line", run="a" * 16)
     for i in range(200):
-        note(tmp_path, f"refused {i}\nforged line")
-        note(tmp_path, f"run {'b' * 16}: {i}", run="b" * 16)
+        log_request(tmp_path, f"refused {i}\nforged line")
+        log_request(tmp_path, f"run {'b' * 16}: {i}", run="b" * 16)
     found = lines(tmp_path)
     assert "the first line" in found[0]
     assert sum("further ones are left out today" in line for line in found) == 1
     assert sum(f"run {'b' * 16}: too many lines, further ones are left out" in line for line in found) == 1
     assert (tmp_path / FILE).stat().st_size < 2000 + 1000 + 3 * 200
-    note(tmp_path, "the last line", run="a" * 16)
+    log_request(tmp_path, "the last line", run="a" * 16)
     assert "the last line" in lines(tmp_path)[-1]
-    assert changed(tmp_path) is None
+    assert log_changed(tmp_path) is None
     assert set(json.loads((tmp_path / "requests.json").read_text())) >= {"a" * 16, "b" * 16}
 
 
@@ -72,7 +73,7 @@ def test_only_its_user_reads_the_folder_of_a_silo(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
         with supernode.alone(file):
-            note(file.folder, "a line")
+            log_request(file.folder, "a line")
             (file.folder / "runs" / "new").mkdir()
             (file.folder / "runs" / "new" / "value").write_text("secret")
     finally:

@@ -16,10 +16,11 @@ from ekiden.engine.folder import read_config, read_ledger
 from ekiden.engine.method import Method
 from ekiden.methods import FedGram, FedSeq
 from ekiden.results.result import Result
-from ekiden.transports.flower import agreement as agreements
-from ekiden.transports.flower import remote_plan, request_log, revised, session
-from ekiden.transports.flower.agreement import AGREEMENT, Revision
-from ekiden.transports.flower.verify import verify
+from ekiden.transports.flower.coordinator import remote_plan, session
+from ekiden.transports.flower.coordinator.verify import verify
+from ekiden.transports.flower.silo import participation
+from ekiden.transports.flower.trust import agreement as agreements
+from ekiden.transports.flower.trust.agreement import AGREEMENT, Revision
 from tests.transports.fakes import NAMES, FakeNodes, silos, with_keys
 from tests.transports.test_remote import TRAINING, assert_equal, far
 from tests.transports.test_silo import TERMS
@@ -46,7 +47,7 @@ def test_forgetting_gives_the_bits_of_a_run_without(topology: Any, tmp_path: Pat
     for client in NAMES if topology == "chain" else NAMES[:1]:  # also the first, whose scales all features had
         there = FakeNodes([file for file in files if file.name != client])  # who leaves does not answer
         folder = tmp_path / f"without-{client}"
-        plan = revised.without(tmp_path / "run", client)
+        plan = remote_plan.without(tmp_path / "run", client)
         result = again(plan, there, folder, public)
         assert_equal(result, alone(method, [client]))
         assert verify(folder, {name: public[name] for name in plan.names}).wrong == ()
@@ -59,7 +60,7 @@ def test_the_terms_name_the_run_before_and_every_silo_signs_them(tmp_path: Path)
     far(METHOD, FakeNodes(files), tmp_path / "run", public)
     before = agreements.parse((tmp_path / "run" / AGREEMENT).read_text())
     folder = tmp_path / "new"
-    again(revised.without(tmp_path / "run", "client-1"), FakeNodes([files[0], files[2]]), folder, public)
+    again(remote_plan.without(tmp_path / "run", "client-1"), FakeNodes([files[0], files[2]]), folder, public)
     terms = agreements.parse((folder / AGREEMENT).read_text())
     assert terms.revision == Revision(before.run, before.digest, "without", "client-1")
     signed = {(hop.client, hop.terms) for hop in verify(folder).hops}
@@ -77,7 +78,7 @@ def test_the_terms_name_the_run_before_and_every_silo_signs_them(tmp_path: Path)
 
 
 def _log(folder: Path) -> list[str]:
-    return [line for file in folder.glob(f"{request_log.FILE}*") for line in file.read_text().splitlines()]
+    return [line for file in folder.glob(f"{participation.FILE}*") for line in file.read_text().splitlines()]
 
 
 def test_joining_gives_the_bits_of_a_run_in_which_it_is_last(tmp_path: Path) -> None:
@@ -87,7 +88,7 @@ def test_joining_gives_the_bits_of_a_run_in_which_it_is_last(tmp_path: Path) -> 
         METHOD, ",".join(NAMES[1:]), training=TRAINING, seed=3
     )
     session.run(plan, FakeNodes(files[1:]), tmp_path / "run", two, lambda line: None, poll=0)
-    wanted = revised.with_one_more(tmp_path / "run", "client-0")
+    wanted = remote_plan.with_one_more(tmp_path / "run", "client-0")
     result = again(wanted, FakeNodes(files), tmp_path / "new", public)
     assert wanted.names == (*NAMES[1:], "client-0")
     same = alone(replace(METHOD, order="client-1,client-2,client-0"))
@@ -102,9 +103,9 @@ def test_the_order_stays_that_of_the_run(tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES, "[limits]\nmin_clients = 1\n")
     for order, words in (("reversed", "reversed"), ("client-1,client-0,client-2", "client-1,client-0")):
         far(replace(METHOD, order=order), FakeNodes(files), tmp_path / words, public)
-        assert asdict(revised.without(tmp_path / words, "client-2").method)["order"] == words
+        assert asdict(remote_plan.without(tmp_path / words, "client-2").method)["order"] == words
     for folder, order in (("reversed", "reversed"), ("client-1,client-0", "client-1,client-0,client-2,new")):
-        assert asdict(revised.with_one_more(tmp_path / folder, "new").method)["order"] == order
+        assert asdict(remote_plan.with_one_more(tmp_path / folder, "new").method)["order"] == order
 
 
 def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +132,7 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
     strict, keys = with_keys(tmp_path / "strict", NAMES, "[limits]\nmin_clients = 3\n")
     far(METHOD, FakeNodes(strict), tmp_path / "three", keys)
     with pytest.raises(UserError, match="the run has 2 silos, client-0 allows 3 to"):
-        again(revised.without(tmp_path / "three", "client-1"), FakeNodes(strict), tmp_path / "two", keys)
+        again(remote_plan.without(tmp_path / "three", "client-1"), FakeNodes(strict), tmp_path / "two", keys)
 
 
 @pytest.mark.parametrize(

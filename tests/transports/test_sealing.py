@@ -24,20 +24,20 @@ from ekiden.engine.wire import SERVER, Encoded, WireError
 from ekiden.engine.worker import Outcome, Worker
 from ekiden.methods import DFedAvgM, FedAvg, FedSeq, FedTasuki, MAEcho
 from ekiden.training.weights import Weights
-from ekiden.transports.flower import agreement as agreements
-from ekiden.transports.flower import custody, sealing
-from ekiden.transports.flower.contents import arguments_key, opened
-from ekiden.transports.flower.courier import Lost
-from ekiden.transports.flower.parcel import Answer, Ask, ParcelPart, pack, unpack
-from ekiden.transports.flower.sealing import Binding, Party, Reader
-from ekiden.transports.flower.silo_file import SiloFile
-from ekiden.transports.flower.verify import verify
+from ekiden.transports.flower.coordinator.courier import Lost
+from ekiden.transports.flower.coordinator.verify import verify
+from ekiden.transports.flower.silo.silo_file import SiloFile
+from ekiden.transports.flower.trust import agreement as agreements
+from ekiden.transports.flower.trust import custody, sealing
+from ekiden.transports.flower.trust.contents import arguments_key, opened
+from ekiden.transports.flower.trust.parcel import Answer, Ask, ParcelPart, pack, unpack
+from ekiden.transports.flower.trust.sealing import Binding, Party, Reader
 from tests.fuzz import examples
 from tests.transports.fakes import NAMES, FakeNodes, with_keys
 from tests.transports.test_remote import far, here, same
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
-from ekiden.transports.flower import keys
+from ekiden.transports.flower.trust import keys
 
 LIMITS = '[limits]\nmethods = ["fedseq", "fedavg", "fedtasuki", "dfedavgm"]\n'
 
@@ -287,7 +287,7 @@ def test_no_weight_is_on_the_wire(method: Any, tmp_path: Path, monkeypatch: pyte
 
 
 def shut(path: Path) -> SiloFile:
-    from ekiden.transports.flower.silo_file import read
+    from ekiden.transports.flower.silo.silo_file import read
 
     return read(path)
 
@@ -503,7 +503,7 @@ def test_custody_of_a_run_with_lost_messages_and_a_resume(tmp_path: Path) -> Non
 
 def test_a_silo_that_signs_something_else_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes, public = federation(tmp_path)
-    monkeypatch.setattr("ekiden.transports.flower.custody.model_digest", lambda value, given: 3)
+    monkeypatch.setattr("ekiden.transports.flower.trust.custody.model_digest", lambda value, given: 3)
     with pytest.raises(UserError, match="a record of the chain of custody cannot be read"):
         far(FedSeq(epochs=1), nodes, tmp_path / "run", public)
 

@@ -18,11 +18,11 @@ from ekiden.engine import wire
 from ekiden.engine.folder import Marks
 from ekiden.engine.method import Method
 from ekiden.methods import SCAFFOLD, DisPFL, FedSeq
-from ekiden.transports.flower import custody
-from ekiden.transports.flower.courier import Lost
-from ekiden.transports.flower.parcel import Ask, unpack
-from ekiden.transports.flower.shelf import Done
-from ekiden.transports.flower.silo_file import read
+from ekiden.transports.flower.coordinator.courier import Lost
+from ekiden.transports.flower.silo.shelf import Done
+from ekiden.transports.flower.silo.silo_file import read
+from ekiden.transports.flower.trust import custody
+from ekiden.transports.flower.trust.parcel import Ask, unpack
 from tests.transports.fakes import NAMES, FakeNodes, with_keys
 from tests.transports.test_remote import Stop, assert_equal, far, here, same, small
 

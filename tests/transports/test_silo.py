@@ -25,13 +25,13 @@ from ekiden.engine.method import INITIAL, Method
 from ekiden.engine.wire import Ref
 from ekiden.methods import Ensemble, FedELMY, FedSeq, Local
 from ekiden.training.weights import Weights
-from ekiden.transports.flower import agreement as agreements
-from ekiden.transports.flower import keys
-from ekiden.transports.flower.agreement import Agreement, no_samples, own_network
-from ekiden.transports.flower.parcel import Answer, Ask, Hello, ParcelPart, pack, signed_text, unpack
-from ekiden.transports.flower.shelf import _DAYS_KEPT, Shelf, drop_old_runs
-from ekiden.transports.flower.silo import Silo
-from ekiden.transports.flower.silo_file import SiloFile
+from ekiden.transports.flower.silo.shelf import _DAYS_KEPT, Shelf, drop_old_runs
+from ekiden.transports.flower.silo.silo import Silo
+from ekiden.transports.flower.silo.silo_file import SiloFile
+from ekiden.transports.flower.trust import agreement as agreements
+from ekiden.transports.flower.trust import keys
+from ekiden.transports.flower.trust.agreement import Agreement, no_samples, own_network
+from ekiden.transports.flower.trust.parcel import Answer, Ask, Hello, ParcelPart, pack, signed_text, unpack
 from tests.fuzz import examples
 from tests.transports.fakes import silo_file
 

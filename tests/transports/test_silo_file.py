@@ -17,11 +17,11 @@ from ekiden.base.settings import Training
 from ekiden.data.kinds import terms
 from ekiden.methods import FedSeq
 from ekiden.results.result import Result
-from ekiden.transports.flower import keys
-from ekiden.transports.flower.remote_plan import RemotePlan
-from ekiden.transports.flower.session import run
-from ekiden.transports.flower.silo_file import read
-from ekiden.transports.flower.verify import verify
+from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
+from ekiden.transports.flower.coordinator.session import run
+from ekiden.transports.flower.coordinator.verify import verify
+from ekiden.transports.flower.silo.silo_file import read
+from ekiden.transports.flower.trust import keys
 from tests.transports.fakes import FakeNodes
 
 GOOD = 'name = "a"\n[data]\npath = "digits"\n'

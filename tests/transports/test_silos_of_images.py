@@ -11,9 +11,9 @@ from ekiden import Training
 from ekiden.base.errors import UserError
 from ekiden.data import join
 from ekiden.methods import FedAvg
-from ekiden.transports.flower import session
-from ekiden.transports.flower.remote_plan import RemotePlan
-from ekiden.transports.flower.silo_file import SiloFile, read
+from ekiden.transports.flower.coordinator import session
+from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
+from ekiden.transports.flower.silo.silo_file import SiloFile, read
 from tests.data.pictures import dicom, encoded
 from tests.transports.fakes import FakeNodes
 

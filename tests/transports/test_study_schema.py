@@ -13,12 +13,12 @@ from ekiden import Training
 from ekiden.base.errors import PrivateError, UserError
 from ekiden.data import schema as schemas
 from ekiden.methods import FedAvg
-from ekiden.transports.flower import session
-from ekiden.transports.flower.agreement import parse
-from ekiden.transports.flower.remote_plan import RemotePlan
-from ekiden.transports.flower.scaling import read_agreed
-from ekiden.transports.flower.silo import Silo
-from ekiden.transports.flower.silo_file import read
+from ekiden.transports.flower.coordinator import session
+from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
+from ekiden.transports.flower.silo.scaling import read_agreed
+from ekiden.transports.flower.silo.silo import Silo
+from ekiden.transports.flower.silo.silo_file import read
+from ekiden.transports.flower.trust.agreement import parse
 from tests.transports.fakes import FakeNodes
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")

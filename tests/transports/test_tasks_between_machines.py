@@ -24,12 +24,12 @@ from ekiden.engine.method import Method
 from ekiden.methods import DFedAvgM, FedAvg, FedGram, FedOV, FedPer, FedSeq, with_lap
 from ekiden.models import _NETWORKS, _SPECIAL
 from ekiden.models.split import SplitNetwork
-from ekiden.transports.flower import session
-from ekiden.transports.flower.parcel import Answer, Count, unpack
-from ekiden.transports.flower.remote_plan import RemotePlan
-from ekiden.transports.flower.silo import Silo
-from ekiden.transports.flower.silo_file import read
-from ekiden.transports.flower.verify import verify
+from ekiden.transports.flower.coordinator import session
+from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
+from ekiden.transports.flower.coordinator.verify import verify
+from ekiden.transports.flower.silo.silo import Silo
+from ekiden.transports.flower.silo.silo_file import read
+from ekiden.transports.flower.trust.parcel import Answer, Count, unpack
 from tests.transports.fakes import NAMES, FakeNodes, with_keys
 from tests.transports.test_attacks import Attacker, terms_in
 from tests.transports.test_networks_of_a_run import refused

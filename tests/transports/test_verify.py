@@ -26,13 +26,13 @@ from ekiden.engine.wire import Ref
 from ekiden.engine.worker import Setup
 from ekiden.methods import FedAvg, FedSeq, Local
 from ekiden.training.weights import Weights
-from ekiden.transports.flower import custody, keys
-from ekiden.transports.flower.agreement import no_samples
-from ekiden.transports.flower.courier import Lost
-from ekiden.transports.flower.parcel import Answer, Ask, Count, pack, unpack
-from ekiden.transports.flower.silo import Silo
-from ekiden.transports.flower.silo_file import SiloFile
-from ekiden.transports.flower.verify import Verdict, terms, verify
+from ekiden.transports.flower.coordinator.courier import Lost
+from ekiden.transports.flower.coordinator.verify import Verdict, terms, verify
+from ekiden.transports.flower.silo.silo import Silo
+from ekiden.transports.flower.silo.silo_file import SiloFile
+from ekiden.transports.flower.trust import custody, keys
+from ekiden.transports.flower.trust.agreement import no_samples
+from ekiden.transports.flower.trust.parcel import Answer, Ask, Count, pack, unpack
 from tests.transports.fakes import NAMES, FakeNodes, mine, silo_file, with_keys
 from tests.transports.test_remote import assert_equal, far, here
 

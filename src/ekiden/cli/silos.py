@@ -24,16 +24,19 @@ from ekiden.engine.wire import EVERYONE
 from ekiden.methods import between_machines
 from ekiden.results import tracking
 from ekiden.runs import launch, summary
-from ekiden.transports.flower import commands, keys, request_log, revised, scaling, silo_file, superlink, supernode
-from ekiden.transports.flower import federation as federations
-from ekiden.transports.flower.agreement import check_name
+from ekiden.transports.flower import commands, superlink, supernode
 from ekiden.transports.flower.commands import Security
-from ekiden.transports.flower.federation import Federation
-from ekiden.transports.flower.masking import release_text
-from ekiden.transports.flower.remote_plan import RemotePlan, check, stored
-from ekiden.transports.flower.silo_file import Limits, SiloFile
-from ekiden.transports.flower.verify import terms as signed_terms
-from ekiden.transports.flower.verify import verify as custody_of
+from ekiden.transports.flower.coordinator import federation as federations
+from ekiden.transports.flower.coordinator import remote_plan
+from ekiden.transports.flower.coordinator.federation import Federation
+from ekiden.transports.flower.coordinator.remote_plan import RemotePlan, check, stored
+from ekiden.transports.flower.coordinator.verify import terms as signed_terms
+from ekiden.transports.flower.coordinator.verify import verify as custody_of
+from ekiden.transports.flower.silo import participation, scaling, silo_file
+from ekiden.transports.flower.silo.silo_file import Limits, SiloFile
+from ekiden.transports.flower.trust import keys
+from ekiden.transports.flower.trust.agreement import check_name
+from ekiden.transports.flower.trust.masking import release_text
 
 M = TypeVar("M", bound=Method)
 Place: TypeAlias = Literal["here", "flower"]
@@ -167,8 +170,8 @@ def _start(file: SiloFile, security: Security) -> None:
     )
     methods = "all methods" if file.limits.methods == Limits().methods else ", ".join(file.limits.methods)
     say(f"allows {methods}; models up to {summary.size(file.limits.model_bytes)}; {file.limits.epochs} epochs a task")
-    if line := request_log.changed(file.folder):
-        say(f"{file.folder / request_log.FILE} was changed at line {line}: somebody edited or damaged it")
+    if line := participation.log_changed(file.folder):
+        say(f"{file.folder / participation.FILE} was changed at line {line}: somebody edited or damaged it")
     if file.link.key and not file.link.peers:
         say("knows no key of another silo ([link] peers in its silo.toml): it refuses runs that seal models")
     try:
@@ -297,12 +300,12 @@ def resume(folder: Path, track: Sequence[str] = ()) -> bool:
 
 def forget(folder: Path, client: str, out: Path | None = None, release: Path | None = None) -> None:
     """Repeat a run over silos without `client`, in a new folder; in `release` it agrees to that."""
-    _revise(folder, revised.without(folder, client, release), out, f"without-{client}")
+    _revise(folder, remote_plan.without(folder, client, release), out, f"without-{client}")
 
 
 def join(folder: Path, client: str, out: Path | None = None) -> None:
     """Repeat a run over silos with `client`, in a new folder."""
-    _revise(folder, revised.with_one_more(folder, client), out, f"with-{client}")
+    _revise(folder, remote_plan.with_one_more(folder, client), out, f"with-{client}")
 
 
 def _revise(folder: Path, plan: RemotePlan[Method], out: Path | None, suffix: str) -> None:

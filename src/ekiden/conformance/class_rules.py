@@ -153,7 +153,7 @@ def _flags() -> set[str]:
     """Return the names of the command line's own flags."""
     from ekiden.cli.runs import RunOptions  # noqa: PLC0415  (the command line is slow to import)
     from ekiden.cli.silos import RemoteOptions  # noqa: PLC0415
-    from ekiden.transports.flower.remote_plan import RemotePlan  # noqa: PLC0415
+    from ekiden.transports.flower.coordinator.remote_plan import RemotePlan  # noqa: PLC0415
 
     own = (Plan, RemotePlan, Training, Hardware, RunOptions, RemoteOptions)
     return {f.name for kind in own for f in fields(kind)}

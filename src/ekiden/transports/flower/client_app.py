@@ -10,8 +10,8 @@ from flwr.clientapp import ClientApp
 
 from ekiden.base.errors import UserError, warnings_as_lines
 from ekiden.transports.flower.envelope import content, wrap
-from ekiden.transports.flower.silo import Silo
-from ekiden.transports.flower.silo_file import Held, SiloFile, read
+from ekiden.transports.flower.silo.silo import Silo
+from ekiden.transports.flower.silo.silo_file import Held, SiloFile, read
 
 NODE_CONFIG = "silo"
 """Key in the node's configuration that names its silo.toml."""

@@ -20,9 +20,9 @@ from typing import Any
 
 from ekiden._version import __version__
 from ekiden.base.errors import UserError
-from ekiden.transports.flower import keys
-from ekiden.transports.flower.remote_plan import RemotePlan, as_text
-from ekiden.transports.flower.session import ENDED
+from ekiden.transports.flower.coordinator.remote_plan import RemotePlan, as_text
+from ekiden.transports.flower.coordinator.session import ENDED
+from ekiden.transports.flower.trust import keys
 
 _PENDING = 45.0
 """seconds in which a run at the SuperLink begins"""

@@ -20,7 +20,8 @@ from flwr.supernode.cli import flwr_clientapp
 from flwr.supernode.runtime import run_clientapp
 
 from ekiden.base.errors import UserError
-from ekiden.transports.flower import client_app, silo_file
+from ekiden.transports.flower import client_app
+from ekiden.transports.flower.silo import silo_file
 
 
 def run(arguments: list[str]) -> None:

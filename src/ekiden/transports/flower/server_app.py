@@ -10,10 +10,10 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from ekiden.base.errors import UserError
-from ekiden.transports.flower import remote_plan, session
-from ekiden.transports.flower.courier import Lost
+from ekiden.transports.flower.coordinator import remote_plan, session
+from ekiden.transports.flower.coordinator.courier import Lost
 from ekiden.transports.flower.envelope import content, overhead, wrap
-from ekiden.transports.flower.parcel import said
+from ekiden.transports.flower.trust.parcel import said
 
 app = ServerApp()
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from ekiden.base.errors import UserError
 from ekiden.transports.flower.commands import QUIET, Say, Security, interrupt, path, register, without_proxy
-from ekiden.transports.flower.federation import FILE, Federation
+from ekiden.transports.flower.coordinator.federation import FILE, Federation
 
 LINK = "ekiden.transports.flower.link"
 """module that runs `flower-superlink` with a port for silos and one for the coordinator"""

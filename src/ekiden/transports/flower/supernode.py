@@ -18,8 +18,8 @@ from filelock import Timeout
 from ekiden.base.errors import UserError
 from ekiden.base.files import lock_file, locked
 from ekiden.transports.flower.commands import QUIET, Say, Security, flower, interrupt, path, without_proxy
-from ekiden.transports.flower.shelf import drop_old_runs
-from ekiden.transports.flower.silo_file import SiloFile
+from ekiden.transports.flower.silo.shelf import drop_old_runs
+from ekiden.transports.flower.silo.silo_file import SiloFile
 
 _RESTART = 10.0
 _DAY = 86400.0

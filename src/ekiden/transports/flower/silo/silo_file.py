@@ -26,8 +26,8 @@ from ekiden.data.targets import in_order
 from ekiden.data.tasks import LanguageModelling, terms
 from ekiden.data.tasks.base import IGNORED
 from ekiden.methods import LAP, METHODS
-from ekiden.transports.flower.agreement import check_name
-from ekiden.transports.flower.scaling import read_agreed
+from ekiden.transports.flower.silo.scaling import read_agreed
+from ekiden.transports.flower.trust.agreement import check_name
 
 Held = tuple[Dataset, ClientData]
 TaskKind = Literal["", "classification", "multi-label", "regression", "segmentation", "language-modelling"]

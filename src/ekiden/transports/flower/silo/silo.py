@@ -9,17 +9,17 @@ from ekiden.data.kinds import terms as terms_of
 from ekiden.data.tasks import terms as task_terms
 from ekiden.engine import wire
 from ekiden.engine.folder import code_version
-from ekiden.transports.flower import agreement as agreements
-from ekiden.transports.flower import policy, request_log, sealing
-from ekiden.transports.flower.admission import Admission
-from ekiden.transports.flower.agreement import Agreement
-from ekiden.transports.flower.parcel import Answer, Ask, Hello, pack, signed_text, unpack
-from ekiden.transports.flower.sealing import Party
-from ekiden.transports.flower.shelf import Shelf, drop_old_runs
-from ekiden.transports.flower.silo_file import Held, SiloFile
-from ekiden.transports.flower.silo_measures import evaluate
-from ekiden.transports.flower.silo_tasks import SiloTasks
-from ekiden.transports.flower.taking_part import Agreed, sign, take_part
+from ekiden.transports.flower.silo import participation, policy
+from ekiden.transports.flower.silo.measuring import evaluate
+from ekiden.transports.flower.silo.participation import Admission, Agreed, sign, take_part
+from ekiden.transports.flower.silo.shelf import Shelf, drop_old_runs
+from ekiden.transports.flower.silo.silo_file import Held, SiloFile
+from ekiden.transports.flower.silo.tasks import SiloTasks
+from ekiden.transports.flower.trust import agreement as agreements
+from ekiden.transports.flower.trust import sealing
+from ekiden.transports.flower.trust.agreement import Agreement
+from ekiden.transports.flower.trust.parcel import Answer, Ask, Hello, pack, signed_text, unpack
+from ekiden.transports.flower.trust.sealing import Party
 
 log = logging.getLogger("ekiden")
 
@@ -79,7 +79,7 @@ class Silo:
         return self._data
 
     def _note(self, line: str) -> None:
-        request_log.note(self._file.folder, line)
+        participation.log_request(self._file.folder, line)
 
     def _hello(self, ask: Ask) -> bytes:
         """Tell who this silo is and what it holds, in numbers, and whether it agrees to the terms, if there are any."""

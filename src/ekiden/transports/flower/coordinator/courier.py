@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, Protocol
 from ekiden.base.errors import UserError
 from ekiden.engine import wire
 from ekiden.engine.transport import ClientMissing
-from ekiden.transports.flower.parcel import Answer, Ask, pack, said, unpack
+from ekiden.transports.flower.trust.parcel import Answer, Ask, pack, said, unpack
 
 Absent = Literal["wait", "skip", "stop"]
 _PROBE = 60.0

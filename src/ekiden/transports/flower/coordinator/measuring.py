@@ -9,9 +9,9 @@ import torch
 from ekiden.data.tasks import LanguageModelling, Metric, Regression, Task
 from ekiden.engine.evaluation import consensus
 from ekiden.training.weights import Weights
-from ekiden.transports.flower.coordinator import Remote
-from ekiden.transports.flower.measured import MOST
-from ekiden.transports.flower.parcel import Count
+from ekiden.transports.flower.coordinator.transport import Remote
+from ekiden.transports.flower.silo.measuring import MOST
+from ekiden.transports.flower.trust.parcel import Count
 
 
 class SiloTests:

@@ -1,8 +1,8 @@
-"""The plan of a run over silos: a method, the silos, a network and how to train it."""
+"""The plan of a run over silos, and its repetition without one of them, or with one more."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -11,16 +11,16 @@ import tyro
 from ekiden import models
 from ekiden.base import outside
 from ekiden.base.checks import Checked, CountOrZero, Positive, plain, require
-from ekiden.base.errors import UserError
+from ekiden.base.errors import UserError, unknown
 from ekiden.base.settings import Training
 from ekiden.data.spelling import Spelling
 from ekiden.engine.folder import read_config
 from ekiden.engine.method import Method
-from ekiden.methods import plan_of
+from ekiden.methods import among, plan_of
 from ekiden.models import training_part
-from ekiden.transports.flower import agreement as agreements
-from ekiden.transports.flower.agreement import check_name
-from ekiden.transports.flower.courier import Absent
+from ekiden.transports.flower.coordinator.courier import Absent
+from ekiden.transports.flower.trust import agreement as agreements
+from ekiden.transports.flower.trust.agreement import AGREEMENT, Revision, check_name
 
 M = TypeVar("M", bound=Method)
 
@@ -108,3 +108,50 @@ def stored(folder: Path) -> RemotePlan[Method] | None:
 def as_text(plan: RemotePlan[Method]) -> str:
     """Return the plan as text for Flower's run configuration, which takes no tables of unknown fields."""
     return json.dumps(plan.to_json(), separators=(",", ":"))
+
+
+def without(folder: Path, client: str, release: Path | None = None) -> RemotePlan[Method]:
+    """Return the plan of the run in `folder` among all its silos except `client`.
+
+    Args:
+        folder: the run folder.
+        client: the silo that leaves.
+        release: file in which it agrees that sums are formed without it; `ekiden silo release` made it.
+    """
+    plan = _stored(folder)
+    if client not in plan.names:
+        raise unknown("silo", client, plan.names)
+    if len(plan.names) == 1:
+        raise UserError(f"{client} is the only silo of {folder}: delete the folder")
+    try:
+        signed = release.read_text(encoding="utf-8").strip() if release else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {release} ({error}): `ekiden silo release` makes it") from None
+    return _among(folder, plan, [name for name in plan.names if name != client], client, signed)
+
+
+def with_one_more(folder: Path, client: str) -> RemotePlan[Method]:
+    """Return the plan of the run in `folder` among all its silos and `client`, which comes last."""
+    plan = _stored(folder)
+    if client in plan.names:
+        raise UserError(f"{client} is in {folder} already: name a silo that is not")
+    return _among(folder, plan, [*plan.names, client], client)
+
+
+def _stored(folder: Path) -> RemotePlan[Method]:
+    plan = stored(folder)
+    if plan is None:
+        raise UserError(f"{folder} is of a run on one machine")
+    return plan
+
+
+def _among(
+    folder: Path, plan: RemotePlan[Method], names: Sequence[str], client: str, release: str = ""
+) -> RemotePlan[Method]:
+    """Return the plan among `names`, which names the run that it replaces."""
+    try:
+        before = agreements.parse((folder / AGREEMENT).read_text(encoding="utf-8"))
+    except OSError:
+        raise UserError(f"{folder} has no {AGREEMENT}: the run did not begin, or the folder is damaged") from None
+    revision = Revision(before.run, before.digest, "with" if client in names else "without", client, release)
+    return replace(plan, method=among(plan.method, names), clients=",".join(names), revises=revision.text())

@@ -19,12 +19,12 @@ from ekiden.methods import LAP, DeepAFL
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures
 from ekiden.training import frozen
 from ekiden.training.network import on_meta
-from ekiden.transports.flower import custody, keys
-from ekiden.transports.flower.agreement import Agreement
-from ekiden.transports.flower.contents import Absence
-from ekiden.transports.flower.parcel import Ask
-from ekiden.transports.flower.sealing import Reader
-from ekiden.transports.flower.silo_file import Held, SiloFile
+from ekiden.transports.flower.silo.silo_file import Held, SiloFile
+from ekiden.transports.flower.trust import custody, keys
+from ekiden.transports.flower.trust.agreement import Agreement
+from ekiden.transports.flower.trust.contents import Absence
+from ekiden.transports.flower.trust.parcel import Ask
+from ekiden.transports.flower.trust.sealing import Reader
 
 
 def check_terms(file: SiloFile, agreed: Agreement) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from ekiden.engine import wire
-from ekiden.transports.flower.sealing import Lock, Reader
+from ekiden.transports.flower.trust.sealing import Lock, Reader
 
 T = TypeVar("T")
 Kind = Literal["hello", "task", "value", "evaluate", "status"]

@@ -24,8 +24,8 @@ from ekiden.base.errors import UserError
 from ekiden.base.files import Damaged, intact, locked, marked, verified, with_digest, write
 from ekiden.engine import wire
 from ekiden.engine.wire import Encoded
-from ekiden.transports.flower import custody
-from ekiden.transports.flower.parcel import pack, unpack
+from ekiden.transports.flower.trust import custody
+from ekiden.transports.flower.trust.parcel import pack, unpack
 
 Place = tuple[int, int]
 _NAME = re.compile(r"(outcome|private|request)-(\d+)-(\d+)(?:-(\w+))?\.parcel")

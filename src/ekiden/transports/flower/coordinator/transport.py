@@ -1,8 +1,4 @@
-"""The transport between machines, which sends tasks, values and evaluations as messages.
-
-A value travels from its owner to its user through the coordinator, which does not read its bytes; if they are sealed,
-it cannot. The exceptions are the result, and values that the method itself brings to the server (`fed.get`).
-"""
+"""The transport between machines: it sends tasks, values and evaluations as messages, and checks what silos report."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,16 +15,71 @@ from ekiden.engine.worker import Setup
 from ekiden.training.network import Network
 from ekiden.training.objective import Work
 from ekiden.training.weights import Weights
-from ekiden.transports.flower import accounts, custody, sealing
-from ekiden.transports.flower.agreement import Agreement
-from ekiden.transports.flower.contents import Absence, arguments_key, check, check_claims, value_key
-from ekiden.transports.flower.courier import Courier, Message
-from ekiden.transports.flower.custody import Record, SignedTally
-from ekiden.transports.flower.parcel import Answer, Ask, Count, ParcelPart
-from ekiden.transports.flower.sealing import Lock, Party, Plain, Reader, Sealer
+from ekiden.transports.flower.coordinator.courier import Courier, Message
+from ekiden.transports.flower.silo.shelf import is_place
+from ekiden.transports.flower.trust import custody, sealing
+from ekiden.transports.flower.trust.agreement import Agreement
+from ekiden.transports.flower.trust.contents import Absence, arguments_key, check, check_claims, value_key
+from ekiden.transports.flower.trust.custody import Record, SignedTally, Tally
+from ekiden.transports.flower.trust.parcel import Answer, Ask, Count, ParcelPart
+from ekiden.transports.flower.trust.sealing import Lock, Party, Plain, Reader, Sealer
 
 Slot = tuple[Ref[Any], str, int]
 """A value for a reader in a step; ("", 0) if nothing is sealed, step 0 for the server."""
+
+
+def check_answer(ref: Ref[Any], answer: Answer) -> None:
+    """Refuse numbers that no task can have."""
+    if min(answer.size, answer.forward, answer.backward) < 0:
+        raise unusable(ref.owner, f"account of {ref.key}", "a count in it is negative")
+    if answer.state and not is_place(answer.state):
+        raise unusable(ref.owner, f"account of {ref.key}", "it names no place of its private state")
+
+
+def counts_in(body: memoryview, client: str, models: int) -> list[Count]:
+    """Return what a silo counted for each of some models."""
+    try:
+        found: list[Count] = wire.decode(body, list[Count])
+    except wire.WireError as error:
+        raise unusable(client, "count of right answers", str(error)) from None
+    if len(found) != models:
+        raise UserError(f"silo {client} measured {len(found)} of {models} models")
+    if any(not 0 <= count.right <= count.samples for count in found):  # the loss of a model may be NaN
+        raise unusable(client, "count of right answers", "it is negative, or above that of samples")
+    return found
+
+
+def checked_tally(
+    agreed: Agreement,
+    client: str,
+    line: str,
+    step: int,
+    results: int,
+    digests: tuple[str, ...],
+    counts: tuple[Count, ...],
+) -> SignedTally:
+    """Return a silo's account of what it measured, for the chain of custody."""
+    found = custody.parse_measured(line)
+    said = Tally(agreed.run, agreed.digest, client, step, results, digests, counts, found.tally.data)
+    if found.tally.text() != said.text() or not found.signed_by(agreed.silos[client]):
+        raise UserError(f"silo {client} gives no account of what it measured that its key signed: refused")
+    return found
+
+
+def checked_record(agreed: Agreement, ref: Ref[Any], answer: Answer) -> Record:
+    """Return a silo's account of what it did, for the chain of custody."""
+    record = custody.parse(answer.record)
+    hop = record.hop
+    same = (hop.run, hop.terms, hop.client, hop.key) == (agreed.run, agreed.digest, ref.owner, ref.key)
+    counted = (hop.size, hop.forward, hop.backward) == (answer.size, answer.forward, answer.backward)
+    if not (same and counted) or not record.signed_by(agreed.silos[ref.owner]):
+        raise UserError(f"silo {ref.owner} gives no account of {ref.key} that its key signed: refused")
+    return record
+
+
+def unusable(client: str, what: str, why: str) -> UserError:
+    """Return the error for something impossible that a silo sent."""
+    return UserError(f"silo {client} sent a {what} that cannot be used ({why}): fix that silo or run without it")
 
 
 class Remote(Transport):
@@ -137,9 +188,9 @@ class Remote(Transport):
             if ref.owner in self._held:
                 check_claims(value, self._held[ref.owner])
         except wire.WireError as error:
-            raise accounts.unusable(ref.owner, f"value {ref.key}", str(error)) from None
+            raise unusable(ref.owner, f"value {ref.key}", str(error)) from None
         if wire.size(value) != self._sizes[ref]:
-            raise accounts.unusable(ref.owner, f"value {ref.key}", "it has another size than announced")
+            raise unusable(ref.owner, f"value {ref.key}", "it has another size than announced")
         return value
 
     def size(self, ref: Ref[Any]) -> int:
@@ -223,9 +274,9 @@ class Remote(Transport):
         if message is None or not body:
             return [Count(0, 0.0, 0)] * models
         client = message.client
-        found = accounts.counts_in(body, client, models)
+        found = counts_in(body, client, models)
         if self._agreed.keys:
-            tally = accounts.tally(self._agreed, client, answer.record, self._step, results, digests, tuple(found))
+            tally = checked_tally(self._agreed, client, answer.record, self._step, results, digests, tuple(found))
             self._note(tally)
         return found
 
@@ -334,7 +385,7 @@ class Remote(Transport):
             self._missed(ref, missing)
             raise
         del self._running[ref]
-        record = accounts.record(self._agreed, ref, answer) if self._agreed.keys else None
+        record = checked_record(self._agreed, ref, answer) if self._agreed.keys else None
         self._keep(ref, answer, value)
         self._done.append((ref.owner, Work(answer.forward, answer.backward), record))
         if self._step not in self._void.get(ref.owner, ()):
@@ -355,7 +406,7 @@ class Remote(Transport):
         self._states.pop(client, None)
 
     def _keep(self, ref: Ref[Any], answer: Answer, value: memoryview) -> None:
-        accounts.check_answer(ref, answer)
+        check_answer(ref, answer)
         self._sizes[ref] = answer.size
         self._records[ref] = answer.record
         if not value:

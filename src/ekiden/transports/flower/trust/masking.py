@@ -26,9 +26,9 @@ from ekiden.base.files import write_once
 from ekiden.base.modular import Masked
 from ekiden.engine import wire
 from ekiden.engine.transport import opened, summands
-from ekiden.transports.flower import custody, keys, sealing
-from ekiden.transports.flower.agreement import Agreement
-from ekiden.transports.flower.sealing import Party, Reader
+from ekiden.transports.flower.trust import custody, keys, sealing
+from ekiden.transports.flower.trust.agreement import Agreement
+from ekiden.transports.flower.trust.sealing import Party, Reader
 
 _BLOCK = 1 << 20
 """numbers that are masked at a time"""

@@ -14,9 +14,9 @@ from ekiden.engine.method import OwnSamples
 from ekiden.engine.wire import SERVER, Encoded
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
-from ekiden.transports.flower import custody
-from ekiden.transports.flower.parcel import Ask
-from ekiden.transports.flower.sealing import Sealer
+from ekiden.transports.flower.trust import custody
+from ekiden.transports.flower.trust.parcel import Ask
+from ekiden.transports.flower.trust.sealing import Sealer
 
 Absence = tuple[int, str]
 """a step, and a client that was missing in it"""

@@ -21,9 +21,9 @@ from ekiden.data.samples import ClientData
 from ekiden.engine import wire
 from ekiden.engine.wire import Ref
 from ekiden.training.weights import Weights
-from ekiden.transports.flower import keys
-from ekiden.transports.flower.parcel import Count
-from ekiden.transports.flower.sealing import Sign
+from ekiden.transports.flower.trust import keys
+from ekiden.transports.flower.trust.parcel import Count
+from ekiden.transports.flower.trust.sealing import Sign
 
 T = TypeVar("T")
 FILE = "custody.jsonl"

@@ -13,8 +13,10 @@ from typing import Annotated, TypeAlias
 from ekiden.base.checks import Checked, Range, made, plain, reading
 from ekiden.base.errors import UserError
 from ekiden.base.files import write
-from ekiden.transports.flower import certificates, keys, silo_file
-from ekiden.transports.flower.agreement import check_name
+from ekiden.transports.flower.silo import silo_file
+from ekiden.transports.flower.trust import keys
+from ekiden.transports.flower.trust.agreement import check_name
+from ekiden.transports.flower.trust.keys import make_certificates
 
 FILE = "federation.toml"
 Port: TypeAlias = Annotated[int, Range(least=1, most=65535)]
@@ -89,7 +91,7 @@ def init(federation: Federation, data: str) -> None:
         raise UserError(f"{folder} exists: choose another folder; a federation keeps its keys")
     try:
         federation.keys.mkdir(parents=True)
-        certificates.make(folder, federation.host)
+        make_certificates(folder, federation.host)
         for name in federation.silos:
             federation.silo(name).mkdir(parents=True)
             public = keys.generate(federation.silo(name) / f"{name}.key")

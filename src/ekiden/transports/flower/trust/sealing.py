@@ -17,7 +17,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.files import write_once
 from ekiden.engine import wire
 from ekiden.engine.wire import SERVER, Encoded
-from ekiden.transports.flower import keys
+from ekiden.transports.flower.trust import keys
 
 Sign = Callable[[bytes], str]
 _MOST = (1 << 31) - 17  # most bytes that the cipher takes at once, without its tag

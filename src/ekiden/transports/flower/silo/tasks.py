@@ -1,7 +1,7 @@
 """Do the tasks of a run at a silo, each once. Values are kept, sealed for their readers, and made again if lost."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,21 +9,87 @@ from typing import Any
 
 from ekiden.base.errors import UserError
 from ekiden.engine import wire
-from ekiden.engine.method import task_of
+from ekiden.engine.method import payload_types, task_of
+from ekiden.engine.networks import initial_weights
 from ekiden.engine.store import FolderJournal
-from ekiden.engine.wire import SERVER, Encoded
-from ekiden.engine.worker import Job, Outcome
-from ekiden.transports.flower import arguments, custody, keys, policy
-from ekiden.transports.flower.arguments import GivenArguments
-from ekiden.transports.flower.contents import Contents, opened, value_key
-from ekiden.transports.flower.custody import Hop, Taken
-from ekiden.transports.flower.masking import PartMasks, released
-from ekiden.transports.flower.parcel import Answer, Ask, pack, unpack
-from ekiden.transports.flower.sealing import Party
-from ekiden.transports.flower.shelf import Asked, Done, LostValue, Place, Shelf, place_of, text_of
-from ekiden.transports.flower.taking_part import Agreed
+from ekiden.engine.wire import EVERYONE, SERVER, Encoded, Ref
+from ekiden.engine.worker import Job, Outcome, Worker
+from ekiden.transports.flower.silo import policy
+from ekiden.transports.flower.silo.participation import Agreed
+from ekiden.transports.flower.silo.shelf import Asked, Done, LostValue, Place, Shelf, place_of, text_of
+from ekiden.transports.flower.trust import custody, keys
+from ekiden.transports.flower.trust.contents import Contents, check, opened, value_key
+from ekiden.transports.flower.trust.custody import Hop, Taken
+from ekiden.transports.flower.trust.masking import PartMasks, released
+from ekiden.transports.flower.trust.parcel import Answer, Ask, pack, unpack
+from ekiden.transports.flower.trust.sealing import Party
 
 log = logging.getLogger("ekiden")
+
+
+@dataclass(frozen=True)
+class GivenArguments:
+    """The arguments that a task gets.
+
+    Attributes:
+        args: the arguments.
+        taken: the values among them.
+        own: this silo's own values among them, encoded, by their keys.
+    """
+
+    args: tuple[Any, ...]
+    taken: tuple[Taken, ...]
+    own: Mapping[str, Encoded]
+
+
+def gather(
+    worker: Worker,
+    silo: str,
+    task: str,
+    contents: Contents,
+    kept: Callable[[str], Encoded],
+    own: Mapping[str, Encoded],
+) -> GivenArguments:
+    """Gather a task's arguments, each checked and with its digest.
+
+    Args:
+        worker: executes the task.
+        silo: name of this silo.
+        task: name of the task.
+        contents: what the request holds.
+        kept: returns one of the silo's own values, encoded, by its key.
+        own: own values that the silo already has encoded.
+    """
+    method = worker.setup.method
+    taken: dict[Taken, None] = {}
+    mine = dict(own)
+
+    def fetch(ref: Ref[Any]) -> Any:
+        if ref.owner == EVERYONE:
+            initial = initial_weights(worker.setup)
+            digest = custody.digest(wire.chunks(initial))
+            taken[Taken(ref.owner, ref.key, digest, wire.size(initial))] = None
+            return initial
+        _, kind = payload_types(method, ref.key.split("-", 2)[-1])
+        if ref.owner == silo:
+            data, digest = mine[ref.key] if ref.key in mine else kept(ref.key)
+            mine[ref.key] = Encoded(data, digest)
+        elif (name := (ref.owner, ref.key)) in contents.values:
+            data, digest = contents.values[name]
+        else:
+            raise wire.WireError(f"message lacks the value {ref.key[:80]!r}: refused")
+        try:
+            value = wire.decode(data, kind)
+            check(value, worker.network, whole=False)
+        except wire.WireError as error:
+            raise wire.WireError(f"value {ref.key[:80]!r} of {ref.owner[:80]}: {error}") from None
+        taken[Taken(ref.owner, ref.key, digest, wire.size(value))] = None
+        return value
+
+    kinds, _ = payload_types(method, task)
+    args = wire.decode(contents.arguments.data, tuple[tuple(kinds)], fetch) if kinds else ()  # type: ignore[misc]
+    check(args, worker.network, whole=False)
+    return GivenArguments(tuple(args), tuple(taken), mine)
 
 
 @dataclass(frozen=True)
@@ -237,6 +303,4 @@ class SiloTasks:
 
     def _arguments(self, task: str, contents: Contents, own: Mapping[str, Encoded] | None = None) -> GivenArguments:
         """Return the task's arguments; `own` are values of this silo that are already loaded."""
-        return arguments.gather(
-            self.run.worker, self.run.file.name, task, contents, lambda key: self._value(key)[1], own or {}
-        )
+        return gather(self.run.worker, self.run.file.name, task, contents, lambda key: self._value(key)[1], own or {})

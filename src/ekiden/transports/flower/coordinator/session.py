@@ -1,0 +1,513 @@
+"""A run over silos, from the roll call to the model.
+
+The roll call finds out which node is which silo: nodes have random numbers, and silos prove their names. The terms of
+the run are made from a plan and what silos report about themselves, or it is said why there are none.
+"""
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from ekiden import models
+from ekiden.base.checks import plain
+from ekiden.base.errors import UserError
+from ekiden.base.files import write
+from ekiden.base.settings import Hardware
+from ekiden.data.augment import Augment
+from ekiden.data.kinds import of_terms
+from ekiden.data.spelling import Spelling, fold, merging, numbered_from_two, spellings
+from ekiden.data.tasks import Classification, task_of_terms
+from ekiden.data.undecoded import natural
+from ekiden.engine import networks, wire
+from ekiden.engine.drive import Row, outline, told
+from ekiden.engine.evaluation import Built, divergence
+from ekiden.engine.folder import (
+    RunFolder,
+    code_version,
+    model_digest,
+    read_config,
+    read_ledger,
+    read_lines,
+    values_digest,
+)
+from ekiden.engine.method import Method, Size, State
+from ekiden.engine.run import Run, last
+from ekiden.engine.setup import describe_model
+from ekiden.engine.transport import ClientMissing
+from ekiden.engine.worker import Setup
+from ekiden.methods import check_needs, written
+from ekiden.results.result import Result
+from ekiden.training.network import Network
+from ekiden.transports.flower.coordinator.courier import Courier, Crossing, Lost, Patience, SealingKey
+from ekiden.transports.flower.coordinator.measuring import SiloTests, headline
+from ekiden.transports.flower.coordinator.remote_plan import RemotePlan, check
+from ekiden.transports.flower.coordinator.transport import Remote
+from ekiden.transports.flower.trust import agreement as agreements
+from ekiden.transports.flower.trust import custody, keys
+from ekiden.transports.flower.trust.agreement import AGREEMENT, Agreement, no_samples
+from ekiden.transports.flower.trust.custody import Record, SignedTally
+from ekiden.transports.flower.trust.parcel import Answer, Ask, Hello, pack, said, signed_text, unpack
+
+_GREET_AGAIN = 600.0
+"""seconds without an answer"""
+Say = Callable[[str], None]
+ENDED = "ekiden ended: "
+"""beginning of the line in the log of a run's ServerApp that says why the run ended early"""
+
+
+class Nodes(Protocol):
+    """The engine: numbered nodes, and byte strings to and from them."""
+
+    def ids(self) -> Sequence[int]:
+        """Return the nodes that are connected now."""
+
+    def send(self, node: int, data: bytes) -> str | Lost:
+        """Send a message, and return the name of its ticket."""
+
+    def receive(self, tickets: Sequence[str]) -> Mapping[str, bytes | Lost]:
+        """Return the answers that have come; each answer is returned once."""
+
+    def overhead(self, length: int) -> int:
+        """Return the number of bytes that the engine adds to a byte string of this length."""
+
+
+class Roll:
+    """A post that addresses silos by name."""
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        clients: Sequence[str],
+        public_keys: Mapping[str, str],
+        patience: Patience,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._nodes = nodes
+        self._clients = clients
+        self._keys = public_keys
+        self._patience = patience
+        self._warn = warn
+        self._terms = ""
+        self._greeted: dict[int, str] = {}
+        self._pending: dict[str, tuple[int, str, float]] = {}
+        self._silos: dict[str, tuple[int, Hello]] = {}
+        self._known: dict[int, str] = {}  # nodes that proved their names, and so are told the terms
+        self._reasons: dict[str, str] = {}  # the silos' reasons for not taking part
+
+    def gather(self, *, all_of_them: bool = True) -> dict[str, Hello]:
+        """Wait until every client is connected.
+
+        Args:
+            all_of_them: wait for all clients; if False, one client is enough after the usual patience.
+
+        Raises:
+            ClientMissing: patience ended.
+        """
+        since, told = time.monotonic(), 0.0
+        while True:
+            self._call()
+            absent = [c for c in self._clients if c not in self._silos]
+            waited = time.monotonic() - since
+            if not absent or (not all_of_them and self._silos and self._patience.ended(since)):
+                return {c: self._silos[c][1] for c in self._clients if c in self._silos}
+            if self._patience.ended(since):
+                raise ClientMissing(
+                    f"{self._with_reasons(absent)} did not come: run `ekiden silo start silo.toml` there and retry"
+                )
+            if waited > told + 30:
+                told = waited
+                self._warn(f"waiting for {self._with_reasons(absent)}")
+            time.sleep(self._patience.poll)
+
+    def _with_reasons(self, absent: Sequence[str]) -> str:
+        said = {name: f" (it said: {self._reasons[name]})" if name in self._reasons else "" for name in absent}
+        return ", ".join(f"{name}{reason}" for name, reason in said.items())
+
+    def introduce(self, terms: str) -> None:
+        """From now on, ask silos that proved their names whether they agree to these terms; `gather` waits for all."""
+        self._terms = terms
+        self._known = {node: name for name, (node, _) in self._silos.items()}
+        again = {*self._known, *(node for node, _, _ in self._pending.values())}
+        self._greeted = {node: name for node, name in self._greeted.items() if node not in again}
+        self._silos, self._pending = {}, {}
+
+    def send(self, client: str, data: bytes) -> str | Lost:
+        """Send to the node that is now `client`."""
+        if client not in self._silos or self._silos[client][0] not in self._nodes.ids():
+            self._call()
+        if client not in self._silos:
+            return Lost("not connected")
+        return self._nodes.send(self._silos[client][0], data)
+
+    def receive(self, tickets: Sequence[str]) -> Mapping[str, bytes | Lost]:
+        """Return the answers that have come."""
+        return self._nodes.receive(tickets) if tickets else {}
+
+    def sealing_key(self, client: str) -> SealingKey | None:
+        """Return the key that the silo gave when it introduced itself; None if it is not connected."""
+        if client not in self._silos:
+            self._call()
+        if client not in self._silos:
+            return None
+        hello = self._silos[client][1]
+        return SealingKey(hello.sealing, hello.proof)
+
+    def anyone(self) -> bool:
+        """Return whether any silo is connected."""
+        return any(node in self._nodes.ids() for node, _ in self._silos.values())
+
+    def overhead(self, length: int) -> int:
+        """Return the number of bytes that the engine adds to a byte string of this length."""
+        return self._nodes.overhead(length)
+
+    def _call(self) -> None:
+        """Greet new nodes, and receive their answers."""
+        present = set(self._nodes.ids())
+        self._greeted = {node: name for node, name in self._greeted.items() if node in present}
+        self._silos = {name: silo for name, silo in self._silos.items() if silo[0] in present}
+        self._known = {node: name for node, name in self._known.items() if node in present}
+        for node in sorted(present - set(self._greeted)):
+            nonce = secrets.token_hex(16)
+            terms = self._terms if node in self._known else ""
+            ticket = self._nodes.send(node, pack(Ask("hello", terms, nonce)))
+            if isinstance(ticket, str):
+                self._greeted[node] = ""
+                self._pending[ticket] = (node, nonce, time.monotonic())
+        for ticket, data in self._nodes.receive(list(self._pending)).items() if self._pending else ():
+            node, nonce, _ = self._pending.pop(ticket)
+            if isinstance(data, Lost):
+                self._greeted.pop(node, None)  # greet it again
+            else:
+                self._meet(node, nonce, data)
+
+        for ticket, (node, _, since) in list(self._pending.items()):
+            if time.monotonic() - since > _GREET_AGAIN:  # the message was cut off on the way
+                del self._pending[ticket]
+                self._greeted.pop(node, None)
+
+    def _meet(self, node: int, nonce: str, data: bytes) -> None:
+        """Believe only what a node proves. No message of a node can end the run of the others."""
+        try:
+            answer, body = unpack(data, Answer)
+            hello: Hello | None = None if answer.error else wire.decode(body, Hello)
+        except wire.WireError as error:
+            self._warn(f"a node sent an unreadable answer, maybe from another version of Ekiden ({error}): ignored")
+            return
+        name = answer.silo[:80]
+        if hello is None and self._known.get(node) == name:
+            raise UserError(f"silo {name}: {said(answer.error)}")
+        if hello is None:
+            self._reasons[name] = said(answer.error, 300)
+            self._warn(f"silo {name!r} cannot take part: {said(answer.error)}")
+        elif name not in self._clients:
+            self._warn(f"silo {name!r} is connected, but not among --clients: ignored")
+        elif name in self._keys and not keys.proves(self._keys[name], signed_text(nonce, name), hello.signature):
+            self._warn(f"a node says it is {name!r} but does not hold the key of {name!r}: ignored")
+        elif name in self._silos:
+            raise UserError(f"two silos are called {name!r}: give each its own name in its silo.toml")
+        elif hello.version != code_version():
+            raise UserError(
+                f"silo {name!r} has Ekiden {said(hello.version, 40)}, here is {code_version()}: install the same commit"
+            )
+        elif self._terms and node not in self._known:
+            self._known[node] = name
+            del self._greeted[node]  # greet it again, with the terms
+        else:
+            self._greeted[node] = name
+            self._reasons.pop(name, None)
+            self._silos[name] = (node, hello)
+
+
+def agree(
+    plan: RemotePlan[Method], hellos: Mapping[str, Hello], run_id: str, public_keys: Mapping[str, str]
+) -> Agreement:
+    """Return the terms of the run, from the plan and from what the silos hold."""
+    one = _alike(plan, hellos)
+    inputs = of_terms(one.inputs)
+    task = task_of_terms(one.task)
+    dataset = one.dataset if len({hello.dataset for hello in hellos.values()}) == 1 else "own data"
+    model = models.default_for(dataset, one.shape, inputs, task) if plan.model == "auto" else plan.model
+    agreed = Agreement(
+        run=run_id,
+        version=code_version(),
+        method=plan.method.title(),
+        hyperparameters=plain(plan.method),
+        training=asdict(plan.training),
+        model=model,
+        dataset=dataset,
+        shape=one.shape,
+        classes=one.classes,
+        mean=one.mean,
+        std=one.std,
+        augment=Augment(*one.augment),
+        seed=plan.seed,
+        clients=plan.names,
+        keys=tuple(public_keys[name] for name in plan.names) if public_keys else (),
+        sealed=plan.sealed and bool(public_keys),
+        skips=plan.absent == "skip",
+        train=plan.train,
+        pretrained=plan.pretrained,
+        inputs=one.inputs,
+        task=one.task,
+        schema=one.schema,
+        spelling=plan.spelling,
+        revises=plan.revises,
+    )
+    check_needs(plan.method, no_samples(agreed))
+    plan.method.check_source(plan.pretrained, no_samples(agreed))
+    if not agreed.has_values:
+        return agreed
+    return replace(agreed, values=values_digest(agreed.builder(plan.method)()))
+
+
+def _alike(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> Hello:
+    """Return what one silo reports, if the others' data go together with its own."""
+    for name, hello in hellos.items():
+        if plan.method.traits.needs_validation and not hello.samples[1]:
+            raise UserError(
+                f"{plan.method.title()} needs validation data at every silo, {name} has none: "
+                "raise data.val_fraction in its silo.toml"
+            )
+    hellos = _one_spelling(hellos, plan.spelling)
+    first, *others = hellos
+    one = hellos[first]
+    for name in others:
+        for what in ("shape", "classes", "mean", "std", "augment"):
+            here, there = getattr(one, what), getattr(hellos[name], what)
+            if here != there:
+                do = _grey_and_colour(one.shape, hellos[name].shape) or _spelled(one.classes, hellos[name].classes)
+                raise UserError(
+                    f"{first} and {name} hold data of different {what}: {said(str(here), 300)} and "
+                    f"{said(str(there), 300)}; {do or 'make them equal'}"
+                )
+        if one.schema != hellos[name].schema:
+            lacks = next((silo for silo in (first, name) if not hellos[silo].schema), "")
+            differ = (
+                f"{lacks} has no study schema, other silos have one"
+                if lacks
+                else f"{first} and {name} have different study schemas"
+            )
+            raise UserError(
+                f"{differ}: name one schema in [data] of all silos, or agree by `ekiden federation agree --schema`"
+            )
+        if one.task != hellos[name].task:
+            raise UserError(
+                f"{first} and {name} hold labels of different tasks, or scale their targets in different ways: name "
+                "one task in [data] of all silos, and agree on the scale by `ekiden silo sums`"
+            )
+        if one.inputs != hellos[name].inputs:
+            raise UserError(
+                f"{first} and {name} read or scale their samples in different ways: use the same columns and "
+                "options in [data] of all silos, and the same data.agreed"
+            )
+    return one
+
+
+def _spelled(one: tuple[str, ...], other: tuple[str, ...]) -> str:
+    """Return what to do if some names of classes of two silos differ in case or blanks only."""
+    alike = spellings({"one": dict.fromkeys(one, 1), "other": dict.fromkeys(other, 1)})
+    pairs = ", ".join(" and ".join(said(repr(name), 60) for name, _ in ways) for ways in alike[:3])
+    if pairs:
+        return f"{pairs} differ in case or blanks only: write them alike, or choose --spelling merge or --spelling keep"
+    numbers = all(name.isdecimal() for name in (*one, *other))
+    if numbers and numbered_from_two({"one": set(map(int, one)), "other": set(map(int, other))}):
+        return "some count classes from 0 and others from 1: number them alike"
+    return ""
+
+
+def _one_spelling(hellos: Mapping[str, Hello], how: Spelling) -> Mapping[str, Hello]:
+    """Return what silos report, with one list of classes if these differ in case or blanks only and that is allowed."""
+    lists = {hello.classes for hello in hellos.values()}
+    classes = all(isinstance(task_of_terms(hello.task), Classification) for hello in hellos.values())
+    if not how or not classes or len(lists) == 1 or len({frozenset(map(fold, names)) for names in lists}) > 1:
+        return hellos
+    together = {silo: dict.fromkeys(hello.classes, 1) for silo, hello in hellos.items()}
+    instead = merging(together) if how == "merge" else {}
+    names = {instead.get(name, name) for each in together.values() for name in each}
+    return {silo: replace(hello, classes=tuple(sorted(names, key=natural))) for silo, hello in hellos.items()}
+
+
+def _grey_and_colour(one: tuple[int, ...], other: tuple[int, ...]) -> str:
+    """Return what to do if one silo holds grey images and the other colour images of the same size."""
+    if len(one) != 3 or len(other) != 3 or one[1:] != other[1:] or {one[0], other[0]} != {1, 3}:
+        return ""
+    return 'set colour = "rgb" or "grey" in [data] of all silos'
+
+
+def check_reading(plan: RemotePlan[Method], agreed: Agreement, setup: Setup) -> None:
+    """Refuse to measure intermediate models that only silos may read."""
+    if not plan.evaluate_every or not agreed.sealed or outline(setup, agreed.clients) is None:
+        return
+    raise UserError(
+        f"--evaluate-every shows the coordinator models that only silos read in {plan.method.title()}: leave it out, "
+        "or let it read them with --no-sealed"
+    )
+
+
+def check_measuring(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> None:
+    """Refuse to measure more often than a silo allows, before the run starts."""
+    steps = plan.method.steps(len(plan.names))
+    often = -(-steps // plan.evaluate_every) if plan.evaluate_every else 1
+    for name, hello in hellos.items():
+        if often > hello.evaluations:
+            raise UserError(
+                f"the run measures models {often} times, {name} allows {hello.evaluations} (limits.evaluations in its "
+                "silo.toml): raise --evaluate-every"
+            )
+
+
+def run(
+    plan: RemotePlan[Method],
+    nodes: Nodes,
+    folder: Path,
+    public_keys: Mapping[str, str],
+    say: Say,
+    *,
+    link: str = "{}",
+    poll: float = 1.0,
+) -> Result:
+    """Run `plan` over the silos behind `nodes`, or continue it, in `folder`.
+
+    Args:
+        plan: what to run.
+        nodes: the engine.
+        folder: where to keep the run.
+        public_keys: public keys of the silos that must prove their names.
+        say: shows a line to the user.
+        link: JSON that says how to reach the engine again; kept in the folder for `ekiden resume`.
+        poll: longest time in seconds between two looks at the post.
+    """
+    check(plan)
+    patience = Patience(plan.patience, poll, plan.absent)
+    run_id, before = _run_id(folder), _agreed_before(folder)
+    everybody = before is None or plan.absent != "skip"
+    roll = Roll(nodes, plan.names, public_keys, patience, say)
+    hellos = roll.gather(all_of_them=everybody)
+    agreed = before or agree(plan, hellos, run_id, public_keys)
+    check_measuring(plan, hellos)
+    setup = agreed.setup(no_samples(agreed), Hardware(threads=1))
+    torch.set_num_threads(setup.hardware.threads)  # so the server computes the same bits on any machine
+    check_reading(plan, agreed, setup)
+    plan.method.check_network(Size.of(Network(setup.build()), setup.dataset.shape, setup.dataset.task))
+    roll.introduce(agreed.text())
+    hellos = roll.gather(all_of_them=everybody)
+    with closing(RunFolder(folder, _config(plan, agreed, setup, hellos, folder))) as run_folder:
+        write(folder / "link.json", [link.encode()])
+        write(folder / AGREEMENT, [agreed.text().encode()])
+        return _go(plan, agreed, setup, run_folder, roll, patience, say)
+
+
+def _go(
+    plan: RemotePlan[Method],
+    agreed: Agreement,
+    setup: Setup,
+    run_folder: RunFolder,
+    roll: Roll,
+    patience: Patience,
+    say: Say,
+) -> Result:
+    """Run all steps that are left, and return the result with its models."""
+    method, clients, folder = plan.method, plan.names, run_folder.path
+    total = method.steps(len(clients))
+    build = Built(method, setup.build, len(clients))
+
+    def remote(state: State, written: Mapping[str, str] | None) -> Remote:
+        """Make the transport, which records in the folder what crosses the network and what silos sign."""
+        if state.step:
+            say(f"going on after step {state.step} of {total}")
+        _cut_custody(folder, state.step)
+        held = {name: counts[0] for name, counts in read_config(folder)["clients"].items() if counts}
+        courier = Courier(roll, patience, lambda row: _append(run_folder, "network.jsonl", row), say)
+        initial = partial(networks.initial_weights, setup)
+        note = partial(_append, run_folder, custody.FILE)
+        return Remote(courier, setup, agreed, initial, state, note, _void(folder), held, written)
+
+    def told_of(row: Row) -> None:
+        metric = headline(agreed.labels)
+        value = row.get(metric.name) if metric else None
+        shown = f", {metric.name} {metric.shown(value)}{metric.unit}" if metric and value is not None else ""
+        say(f"step {row['step']} of {total} done{shown}")
+        if notes := row.get("notes"):
+            say(f"step {row['step']}: {told(notes)}")
+
+    every = plan.evaluate_every or total
+    tests = partial(SiloTests, clients=clients, task=agreed.labels, outputs=agreed.outputs)
+    run = Run(setup, clients, remote, tests, build, run_folder, every, told_of, skip=agreed.skips, elsewhere=True)
+    end = last(run.steps())
+    metrics, ledger, (weights, personal) = tuple(end.trace.metrics), tuple(end.trace.ledger), end.models
+    if metrics and (line := divergence(metrics[-1], agreed.labels.guess(agreed.outputs), plan.training.lr)):
+        say(line)
+    models = weights, tuple(personal)
+    return Result(end.state, metrics, ledger, folder, build, read_config(folder), lambda: models)
+
+
+def _append(folder: RunFolder, file: str, row: Crossing | Record | SignedTally) -> None:
+    """Add a line to a growing file."""
+    folder.append(file, asdict(row))
+
+
+def _config(
+    plan: RemotePlan[Method], agreed: Agreement, setup: Setup, hellos: Mapping[str, Hello], folder: Path
+) -> dict[str, Any]:
+    """Return the configuration of the run; for a silo that is not connected yet, with what it reported before."""
+    samples = read_config(folder)["clients"] if (folder / "config.json").exists() else {}
+    samples |= {name: list(hello.samples) for name, hello in hellos.items()}
+    return {
+        "on": "flower",
+        "run": agreed.run,
+        "sealed": agreed.sealed,
+        "model": agreed.model,
+        **written(plan.method),
+        "steps": plan.method.steps(len(plan.names)),
+        "training": asdict(plan.training),
+        "selection": plan.method.selection(plan.training.select),
+        "hardware": {},
+        "seed": plan.seed,
+        "dataset": agreed.dataset,
+        "clients": samples,
+        "model_bytes": networks.model_bytes(setup),
+        **describe_model(setup),
+        "digests": {"model": model_digest(setup)},  # not of the data: those are the silos' own
+        "remote_plan": plan.to_json(),
+    }
+
+
+def _run_id(folder: Path) -> str:
+    """Return the id of the run in `folder`, or a new one."""
+    if not (folder / "config.json").exists():
+        return secrets.token_hex(8)
+    found = read_config(folder).get("run")
+    if not isinstance(found, str):
+        raise UserError(f"{folder} holds a run on one machine: choose another folder")
+    return found
+
+
+def _agreed_before(folder: Path) -> Agreement | None:
+    """Return the terms of the run in `folder`, if it has begun."""
+    file = folder / AGREEMENT
+    return agreements.parse(file.read_text(encoding="utf-8")) if file.exists() else None
+
+
+def _cut_custody(folder: Path, steps: int) -> None:
+    """Drop records of interrupted steps: they are done again, and signed again."""
+    file = folder / custody.FILE
+    rows = [row for row in read_lines(file) if custody.step_of(row) < steps]
+    if file.exists():
+        write(file, [json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in rows])
+
+
+def _void(folder: Path) -> dict[str, set[int]]:
+    """Return in which steps each silo was missing; what it did in them does not count."""
+    void: dict[str, set[int]] = {}
+    for row in read_ledger(folder):
+        if row["missing"]:
+            void.setdefault(row["source"], set()).add(row["step"])
+    return void

@@ -1,0 +1,324 @@
+"""A run that a silo agreed to take part in: its terms, its limits, its log, and all that its tasks need here."""
+
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+from ekiden.base.errors import UserError
+from ekiden.base.files import lock_file, locked, write, write_once
+from ekiden.data.samples import ClientData, FederatedData, Subset
+from ekiden.data.spelling import merging
+from ekiden.data.targets import in_order
+from ekiden.data.tasks import Classification
+from ekiden.engine.drive import Outline
+from ekiden.engine.setup import check_model, resolved_hardware
+from ekiden.engine.worker import Worker
+from ekiden.training.frozen import Copies
+from ekiden.training.network import blank
+from ekiden.transports.flower.silo import policy
+from ekiden.transports.flower.silo.silo_file import Held, SiloFile
+from ekiden.transports.flower.trust import custody, keys, sealing
+from ekiden.transports.flower.trust.agreement import Agreement, Revision
+from ekiden.transports.flower.trust.contents import Absence
+from ekiden.transports.flower.trust.sealing import Party, Plain, Sealer
+
+FILE = "requests.log"
+"""file in the silo's folder"""
+_SIZES = "requests.json"
+_RUN = 2_000_000
+_STRANGERS = 1_000_000
+_LENGTH = 16
+_LONGEST = 4096  # bytes of a line
+log = logging.getLogger("ekiden")
+TERMS = "terms.json"
+"""file in a run's folder with the terms to which the run is bound"""
+_COUNT = "requests"
+_DATA = "data"
+_ARGUMENT_BYTES = 64
+"""Largest size of arguments, in largest models: a gossip task gets its neighbours' models."""
+_SEALING_KEY = "sealing.key"
+
+
+def log_request(folder: Path, line: str, run: str = "") -> None:
+    """Append a line with the time; text from other parties cannot break the line.
+
+    Args:
+        folder: the silo's folder.
+        line: what happened.
+        run: the run that it belongs to, if the silo takes part in that.
+    """
+    file = folder / FILE
+    now = datetime.now(UTC)
+    safe = "".join(c if c.isprintable() else "?" for c in f"{now:%Y-%m-%dT%H:%M:%SZ} {line}")[: _LONGEST // 4]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(lock_file(file)):
+            today = f"{now:%Y-%m-%d}"
+            peer = run or today
+            written, most = _log_sizes(folder), _RUN if run else _STRANGERS
+            size = written.get(peer, 0) + len(safe.encode()) + _LENGTH + 2
+            if size > most:
+                if written.get(peer, 0) > most:
+                    return
+                who, until = (f"run {run}", "") if run else ("requests of no run", " today")
+                safe = f"{now:%Y-%m-%dT%H:%M:%SZ} {who}: too many lines, further ones are left out{until}"
+                size = most + 1
+            with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8") as out:
+                out.write(f"{safe} {_digest(_last(file), safe)}\n")
+            days = {name: size for name, size in written.items() if "-" not in name or name == today}
+            write(folder / _SIZES, [json.dumps({**days, peer: size}).encode()], sync=False)
+    except OSError as error:  # a full disk must not keep the silo from reporting it
+        log.warning("cannot write %s: %s", file, error.strerror)
+
+
+def log_changed(folder: Path) -> int | None:
+    """Return the number of the first line of the log that was changed, or does not follow the one before; else None."""
+    before = ""
+    with suppress(FileNotFoundError), open(folder / FILE, encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            text, _, found = line.rstrip("\n").rpartition(" ")
+            if found != _digest(before, text):
+                return number
+            before = found
+    return None
+
+
+def _digest(before: str, line: str) -> str:
+    return hashlib.sha256(f"{before}\n{line}".encode()).hexdigest()[:_LENGTH]
+
+
+def _last(file: Path) -> str:
+    """Return the digest at the end of the log."""
+    with open(file, "rb") as lines:
+        lines.seek(max(0, os.fstat(lines.fileno()).st_size - _LENGTH - 1))
+        return lines.read().decode(errors="replace").strip()
+
+
+def _log_sizes(folder: Path) -> dict[str, int]:
+    """Return how many bytes each run, and strangers today, have written."""
+    try:
+        found = json.loads((folder / _SIZES).read_text(encoding="utf-8"))
+        return {str(name): int(size) for name, size in found.items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}
+
+
+class Admission:
+    """Admission of one run at a silo, with the run's folder."""
+
+    def __init__(self, file: SiloFile, terms: Agreement) -> None:
+        self._name = file.name
+        self._limits = file.limits
+        self._runs = file.folder / "runs"
+        self._terms = terms
+        self.folder = self._runs / terms.run
+
+    def bind(self) -> None:
+        """Bind the run to its terms on the disk at first contact; later, refuse any others."""
+        if not (self.folder / TERMS).exists():
+            self._make()
+            write_once(self.folder / TERMS, self._terms.text().encode())
+        self.check()
+
+    def check(self) -> None:
+        """Refuse terms that differ from those to which the run is bound, if it is; store nothing."""
+        file = self.folder / TERMS
+        if file.exists() and file.read_bytes() != self._terms.text().encode():
+            raise UserError(f"run {self._terms.run} has other terms at {self._name} ({file}): start a new run")
+
+    def check_data(self, fingerprint: str) -> None:
+        """Refuse to continue with other samples or labels than those with which the run began here.
+
+        Args:
+            fingerprint: fingerprint of the silo's data, see `custody.fingerprint`.
+        """
+        file = self.folder / _DATA
+        if write_once(file, fingerprint.encode()) != fingerprint.encode():
+            raise UserError(
+                f"{self._name} holds other samples or labels than when run {self._terms.run} began ({file}): put them "
+                "back, or start a new run"
+            )
+
+    def count(self) -> None:
+        """Count a request of the run."""
+        file, most = self.folder / _COUNT, self._limits.requests
+        try:
+            before = int(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            before = 0
+        if before >= most:
+            raise UserError(
+                f"run {self._terms.run} has sent {before} requests, {self._name} answers {most} of a run "
+                "(limits.requests in its silo.toml)"
+            )
+        write(file, [str(before + 1).encode()], sync=False)
+
+    def show(self, key: str, digest: str) -> None:
+        """Note that the server reads a result, before it does. It may read one result for each step and task."""
+        step, _, task = key.split("-", 2)
+        if write_once(self.folder / f"shown-{step}-{task}", digest.encode()) != digest.encode():
+            raise UserError(f"{self._name} has shown the server another result of run {self._terms.run}: refused")
+
+    def check_disk(self) -> None:
+        """Refuse to store more than the silo allows."""
+        for what, folder, limit in (("run_bytes", self.folder, "this run"), ("disk_bytes", self._runs, "all runs")):
+            used, most = sum(_sizes(folder)), getattr(self._limits, what)
+            if used >= most:
+                raise UserError(
+                    f"{self._name} stores {used} bytes of {limit}, {most} at most (limits.{what} in its silo.toml): "
+                    f"remove old folders in {self._runs}, or raise it"
+                )
+
+    def _make(self) -> None:
+        """Make the folder; the age of `lock` is its age."""
+        if not self.folder.exists():
+            kept, most = sum(1 for _ in _folders(self._runs)), self._limits.runs
+            if kept >= most:
+                raise UserError(
+                    f"{self._name} keeps {kept} runs, {most} at most (limits.runs in its silo.toml): remove old "
+                    f"folders in {self._runs}, or raise it"
+                )
+            self.folder.mkdir(parents=True, exist_ok=True)
+        elif any(self.folder.glob("*.parcel")):
+            raise UserError(f"{self.folder} is of an older Ekiden and names no terms: remove it, and start a new run")
+        (self.folder / "lock").touch()
+
+
+def _folders(runs: Path) -> Iterator[Path]:
+    return (path for path in runs.glob("*") if re.fullmatch("[0-9a-f]{16}", path.name))
+
+
+def _sizes(folder: Path) -> Iterator[int]:
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            if path.is_file():
+                yield path.stat().st_size
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """A run that the silo takes part in.
+
+    Attributes:
+        file: the silo's own file.
+        client: the silo's samples.
+        terms: terms of the run.
+        worker: executes the run's tasks.
+        sealer: opens and seals for the silo.
+        plan: what the method will ask for if no client is missing; None if that is not known beforehand.
+        admission: limits what the run may ask for.
+        data: fingerprint of the silo's samples, the same as when the run began.
+    """
+
+    file: SiloFile
+    client: ClientData
+    terms: Agreement
+    worker: Worker
+    sealer: Sealer
+    plan: Outline | None
+    admission: Admission
+    data: str
+
+    def plan_without(self, absent: Sequence[Absence]) -> Outline | None:
+        """Return what the method asks for without the missing clients."""
+        if self.plan is None or not absent:
+            return self.plan
+        return policy.plan_of(self.file, self.terms, self.worker.setup, absent)
+
+    def note(self, line: str) -> None:
+        """Write a line to the silo's log of requests."""
+        log_request(self.file.folder, f"run {self.terms.run}{line}", self.terms.run)
+
+    def sign(self, text: bytes) -> str:
+        """Sign with the silo's key."""
+        return sign(self.file, text)
+
+    @property
+    def most_bytes(self) -> int:
+        """Largest number of bytes that a message may have."""
+        return _ARGUMENT_BYTES * self.file.limits.model_bytes
+
+    def check_length(self, body: memoryview) -> None:
+        """Refuse a message that is larger than the silo takes."""
+        if len(body) > self.most_bytes:
+            raise UserError(
+                f"a message of {len(body)} bytes: {self.file.name} takes {self.most_bytes} (64 largest models)"
+            )
+
+
+def sign(file: SiloFile, text: bytes) -> str:
+    """Sign with a silo's key."""
+    return keys.sign(file.beside(file.link.key), text)
+
+
+def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
+    """Prepare to execute tasks of this run. Nothing is stored before all is checked."""
+    held = _spelled(held, terms)
+    dataset, client = held
+    admission = Admission(file, terms)
+    policy.check_data(file, terms, held)
+    dataset = replace(dataset, mean=terms.mean, std=terms.std, augment=terms.augment)
+    setup = terms.setup(dataset, file.hardware, file.pretrained_folder)
+    empty = policy.check_size(file, setup)
+    first = not admission.folder.exists()
+    module = None if first or terms.has_values else blank(setup.build, empty)  # the values are checked the first time
+    setup = replace(setup, build=Copies(setup.build))  # a message may need several
+    policy.check_values(file, terms, setup)
+    plan = policy.plan_of(file, terms, setup)
+    network = setup.build() if module is None else module  # tasks load their own values into it
+    setup = replace(setup, hardware=resolved_hardware(file.hardware, 1, lambda: network))
+
+    def watch(name: str, epoch: int, epochs: int) -> None:
+        log.info("%s: epoch %d/%d", name, epoch, epochs)
+
+    worker = Worker(setup, {file.name: client}, watch, file.limits.epochs, network)
+    if first:
+        check_model(worker, FederatedData(dataset, (client,)))
+    admission.bind()
+    data = custody.fingerprint(client, custody.kept_salt(admission.folder))
+    admission.check_data(data)
+    if first:
+        began = f"run {terms.run} begins: {terms.method} among {', '.join(terms.clients)}"
+        log_request(file.folder, began, terms.run)
+        if revision := terms.revision:
+            told = _told(revision, admission.folder.with_name(revision.run))
+            log_request(file.folder, f"run {terms.run} {told}", terms.run)
+    sealer: Sealer = Plain()
+    if terms.sealed:
+        private = sealing.kept_private(admission.folder / _SEALING_KEY)
+        sealer = Party(file.name, terms.run, terms.digest, private, terms.silos, partial(sign, file))
+    return Agreed(file, client, terms, worker, sealer, plan, admission, data)
+
+
+def _spelled(held: Held, terms: Agreement) -> Held:
+    """Return the silo's data with the names of classes that the run has, if its own differ in case or blanks only."""
+    dataset, client = held
+    if not terms.spelling or dataset.classes == terms.classes or not isinstance(dataset.task, Classification):
+        return held
+    own = {"": dict.fromkeys(dataset.classes, 1)}
+    instead = merging(own, terms.classes) if terms.spelling == "merge" else {}
+    names = tuple(instead.get(name, name) for name in dataset.classes)
+    if not set(names) <= set(terms.classes):
+        return held  # other classes, which are refused
+    log.info("classes %s count as %s", ", ".join(dataset.classes), ", ".join(names))
+    after = in_order(replace(dataset, classes=names), terms.classes)
+
+    def moved(part: Subset) -> Subset:
+        return Subset(after.train if part.samples is dataset.train else after.test, part.rows)
+
+    return after, replace(client, train=moved(client.train), val=moved(client.val), test=moved(client.test))
+
+
+def _told(revision: Revision, before: Path) -> str:
+    """Return what the silo's owner should know about a run that replaces the one in the folder `before`."""
+    left = revision.change == "without" and before.exists()
+    more = f"; {before} still holds what {revision.client} gave: remove it" if left else ""
+    return f"replaces {revision.told()}{more}"
