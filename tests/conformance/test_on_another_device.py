@@ -26,6 +26,7 @@ from ekiden.engine.method import Method
 from ekiden.engine.worker import Setup, Worker
 from ekiden.methods import (
     DENSE,
+    METHODS,
     SCAFFOLD,
     SPFL,
     DisPFL,
@@ -268,7 +269,10 @@ def test_gives_the_bits_of_the_cpu(kind: type[Method], few: FederatedData, tmp_p
         assert "aten.native_batch_norm_backward" in mode.seen, "it trained there"
 
 
-@every_method
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(k, marks=[] if k.title() in remote.SHAPES else pytest.mark.slow, id=k.title()) for k in METHODS],
+)
 def test_resumes_there_bit_for_bit(kind: type[Method], few: FederatedData, tmp_path: Path) -> None:
     """With dropout, on a device that rounds differently: after a resume everything is computed where it was before."""
     for name, stops in (("whole", [None]), ("stopped", [1, None])):
