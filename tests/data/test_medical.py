@@ -61,7 +61,7 @@ def test_a_volume_of_one_slice_is_that_slice(tmp_path: Path, axes: Any) -> None:
     values = volume(shape=(1, 5, 6))
     upright = nibabel.Nifti1Image(values, np.eye(4))
     nibabel.save(upright.as_reoriented(nibabel.orientations.ornt_transform(AXES[0], axes)), tmp_path / "a.nii")
-    assert (np.asarray(medical.load(tmp_path / "a.nii").image) == shown(values[0])).all()
+    assert (np.asarray(medical.image(tmp_path / "a.nii")) == shown(values[0])).all()
     assert medical.look(tmp_path / "a.nii").pages == 1
 
 

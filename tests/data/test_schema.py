@@ -404,3 +404,16 @@ def test_the_text_of_a_schema_has_no_remarks(study: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert read(study).columns["age"].missing == ("-1",)
+
+
+@pytest.mark.parametrize("data", ["digits", "mine.py:make"])
+def test_only_files_have_a_schema(data: str, tmp_path: Path, command: Command) -> None:
+    code, said = command("data", data, "--schema", str(tmp_path / "study.toml"))
+    assert code == 2
+    assert f"{data} has no columns that a schema could describe" in said
+    assert not (tmp_path / "study.toml").exists()
+
+
+def test_a_column_of_labels_cannot_be_the_subject() -> None:
+    with pytest.raises(UserError, match="column 'label' holds the labels: name others by --subject-column"):
+        load({"dose": [0.5, 1.5] * 10, "label": ["a", "b"] * 10}, subject_column="label")

@@ -223,6 +223,8 @@ def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
         )
     )
     subject, time = reading.subject_column or None, reading.time_column or None
+    if twice := next((name for name in (subject, time) if name in targets), None):
+        raise UserError(f"column {twice!r} holds the labels: name others by --subject-column and --time-column")
     meant = {*targets, domain, group, subject, time}
     kind, chosen = _kind(table, source, reading, usual, meant)
     measured = [*chosen] * (kind is Table)

@@ -41,6 +41,11 @@ def is_dicom(path: Path) -> bool:
         return False
 
 
+def image(item: Path | bytes) -> Image.Image:
+    """Return the slice or frame: colours of 8 bits, or grey values in the unit of the file as floats."""
+    return load(item).image
+
+
 def look(item: Path | bytes) -> Look:
     """Return what the header says."""
     path, number = split(item) if isinstance(item, Path) else (None, None)

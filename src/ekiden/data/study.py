@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ekiden.base import outside
 from ekiden.base.errors import UserError, counted
 from ekiden.data import frames, sources, targets
 from ekiden.data.cells import DATE, Writing
@@ -110,8 +111,8 @@ _HEAD = """\
 def _sources(data: str, silos: Sequence[str]) -> list[tuple[str, Path]]:
     if silos:
         return list(named_silos(silos).items())
-    if data in NAMED or (path := sources.path_of(data)) is None:
-        raise UserError(f"{data} is a named data set, whose columns are known: a schema is for files of your own")
+    if data in NAMED or outside.is_file(data) or (path := sources.path_of(data)) is None:
+        raise UserError(f"{data} has no columns that a schema could describe: a schema is for files of your own")
     return [("", path)]
 
 
