@@ -377,3 +377,32 @@ def test_a_run_is_followed_until_it_stops(digits: Path, tmp_path: Path, command:
     code, said = command("log", str(tmp_path / "stopped"), "-f")
     assert "not finished: its data were given in Python, so continue it there" in " ".join(said.split())
     assert command("log", str(tmp_path))[0] == 2
+
+
+@pytest.mark.parametrize("rows", [30, 60, 130, 250])
+def test_small_data_are_divided_so_that_each_client_has_some(rows: int, tmp_path: Path, command: Command) -> None:
+    file = tmp_path / "t.csv"
+    frame(0, rows).to_csv(file, index=False)
+    code, said = command("data", str(file), "--label-column", "died", "--draw", str(tmp_path / "d.png"), "--json")
+    assert code == 0, said
+    clients = json.loads(said)["clients"]
+    assert 2 <= len(clients) <= 10
+    assert all(one["train"] + one["val"] > 0 for one in clients.values())
+    assert len(split(load(file, label_column="died"), "iid").clients) == len(clients)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--model", "resnet81"), "unknown model 'resnet81': did you mean 'resnet18'?"),
+        (("--partition", "dirichlett:1"), "'dirichlett:1' is not a partition"),
+        (("--track", "wand"), "unknown tracker 'wand'"),
+    ],
+)
+def test_a_mistake_is_told_before_the_data_are_read(
+    flags: tuple[str, ...], message: str, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ekiden.runs.plan.load", lambda *_, **__: pytest.fail("read first"))
+    code, said = command("run", "fedseq", *flags)
+    assert (code, said.count("\n")) == (2, 1)
+    assert message in said

@@ -128,7 +128,12 @@ TRIES = 5_000  # draws of a Dirichlet partition; the published settings need few
 _FIRST = 50  # draws before we ask whether more are worth a try
 _NUMBERS = 5_000_000  # random numbers for the answer
 _SHOWN = 5  # groups in a message
+_ENOUGH = 20  # samples or subjects for a client, if the user names no number of clients
 _SURE = 10  # times as many draws as one success needs on average
+
+
+class Unmet(UserError):
+    """A partition would leave some clients with too few samples."""
 
 
 class Partition(Protocol):
@@ -189,7 +194,7 @@ class Dirichlet(Checked):
                     tries = self._worth([int(units.sizes[c].sum()) for c in classes], clients)
                 if draw >= tries:
                     break
-        raise UserError(
+        raise Unmet(
             f"{self} leaves some of {clients} clients with fewer than {self.min_size} of {n} samples: "
             "take fewer clients or a larger beta"
             + (f", or a smaller least size (dirichlet:{self._beta()}:1)." if self.min_size > 1 else ".")
@@ -393,7 +398,8 @@ def split(
     Args:
         dataset: what to divide: a `Dataset`, or samples that `from_tensors` takes.
         partition: which training rows each client holds: a partition, or its spelling, as in "dirichlet:0.5".
-        clients: number of clients; the default is the number of domains or natural owners, or else 10.
+        clients: number of clients; the default is the number of domains or natural owners, or else 10, fewer if
+            that leaves less than 20 samples (or subjects) for each.
         seed: the same seed gives the same split.
         val_fraction: share of each client's rows for validation, from 0 to below 1.
 
@@ -437,7 +443,7 @@ def _default_clients(dataset: Dataset, partition: Partition) -> int:
         return len(partition.names(dataset))
     if isinstance(partition, Natural) and dataset.train.group is not None:
         return len(np.unique(numpy(dataset.train.group)))
-    return 10
+    return max(2, min(10, DealtUnits(dataset.train).count // _ENOUGH))
 
 
 def _keys(dataset: Dataset, partition: Partition) -> tuple[Tensor, Tensor]:

@@ -12,8 +12,9 @@ from ekiden.base import outside
 from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero, made, plain
 from ekiden.base.errors import UserError, at
 from ekiden.base.settings import Hardware, Training
-from ekiden.data import NAMED, Dataset, FederatedData, Reading, join, load, parse, silos, split
+from ekiden.data import NAMED, Dataset, FederatedData, Iid, Reading, join, load, parse, silos, split
 from ekiden.data import origin as origins
+from ekiden.data.partition import Unmet
 from ekiden.data.tasks import task_of
 from ekiden.engine import networks
 from ekiden.engine.drive import Row
@@ -40,9 +41,9 @@ class Plan(Checked, Generic[M]):
     CSV), or arrays (.npz, safetensors)"""
     partition: str = "auto"
     """who holds what: iid, dirichlet:BETA, domains[:A,B,...], classes:K, natural; auto: natural with --silos or
-    --group-column, by domain where the data have domains, else dirichlet:0.5"""
+    --group-column, by domain where the data have domains, else dirichlet:0.5, or iid if samples are few"""
     clients: Count | None = None
-    """N, number of clients; by default one per domain or natural owner, else 10"""
+    """N, number of clients; by default one per domain or natural owner, else 10, fewer if samples are few"""
     size: Count | None = None
     """side of the images in pixels, if not the data set's own"""
     without: str = ""
@@ -93,6 +94,10 @@ class Plan(Checked, Generic[M]):
         object.__setattr__(self, "method", method)
         object.__setattr__(self, "pretrained", models.located_file(pretrained))
         object.__setattr__(self, "model", models.located(model))
+        if self.model != "auto":
+            models.check_name(self.model)  # before slow work
+        if self.partition != "auto":
+            parse(self.partition)
 
     def federation(self, dataset: Dataset | None = None) -> FederatedData:
         """Return the data, divided among the clients. Pass `dataset` if the data are already loaded."""
@@ -122,9 +127,15 @@ class Plan(Checked, Generic[M]):
                     )
                 return given
         dataset = dataset or self.dataset()
-        auto = "natural" if dataset.groups else "domains" if dataset.domains else "dirichlet:0.5"
-        partition = parse(auto if self.partition == "auto" else self.partition)
-        return split(dataset, partition, self.clients, seed=self._data_seed, val_fraction=self.val_fraction)
+        natural = "natural" if dataset.groups else "domains" if dataset.domains else "dirichlet:0.5"
+        partition = parse(natural if self.partition == "auto" else self.partition)
+        how: dict[str, Any] = {"seed": self._data_seed, "val_fraction": self.val_fraction}
+        try:
+            return split(dataset, partition, self.clients, **how)
+        except Unmet:
+            if self.partition != "auto":
+                raise
+            return split(dataset, Iid(), self.clients, **how)  # few samples: each client gets some of them
 
     @property
     def _data_seed(self) -> int:
