@@ -195,7 +195,7 @@ def build():
     from ekiden.data.kinds import Images
     train = Raw("made", Pictures(), np.zeros(n, dtype=np.int64), kind=Images)
     test = Raw("made", [Pictures()[0]], np.zeros(1, dtype=np.int64), kind=Images)
-    x = decode([[train], [test]], Images(), mapped.room)
+    x = decode([[train], [test]], Images())
     y = torch.arange(n) % 2
     return Dataset("big", Samples(x[0], y), Samples(x[1], y[:1]), ("a", "b"))
 def own():

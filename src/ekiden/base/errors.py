@@ -35,6 +35,11 @@ class DataWarning(UserWarning):
     """Something about the data that the user should know. Its text is one line."""
 
 
+def tell(line: str) -> None:
+    """Warn the user of something about the data."""
+    warnings.warn(line, DataWarning, stacklevel=3)
+
+
 def warnings_as_lines() -> None:
     """Print each `DataWarning` once, as a line on the standard error stream, and no other warnings."""
 

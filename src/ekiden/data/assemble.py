@@ -21,7 +21,7 @@ from ekiden.data.spelling import check_numbering, spelled
 from ekiden.data.targets import refuse_constant, targets
 from ekiden.data.tasks import Classification, LanguageModelling, Regression, Task, scaled
 from ekiden.data.tasks.base import IGNORED
-from ekiden.data.undecoded import Raw, Wanted, composed, owners, subjects, times
+from ekiden.data.undecoded import Encoding, Raw, composed, owners, subjects, times
 
 _Piece: TypeAlias = tuple[Raw, Samples]
 """a part of a source, with its labels and owners; the samples' x is not read yet"""
@@ -126,7 +126,7 @@ def assemble(
     sides = (pieces[:-1], pieces[-1:]) if test is not None else _sides(holdings, pieces, chosen)
     x, kind = raws[0].kind.assembled(
         [[raw for raw, _ in side] for side in sides],
-        Wanted(reading, size, known if isinstance(known, raws[0].kind) else None, () if like is None else like.shape),
+        Encoding(reading, size, known if isinstance(known, raws[0].kind) else None, () if like is None else like.shape),
     )
     train, held = (_together(tensor, side, outputs) for tensor, side in zip(x, sides, strict=True))
     if isinstance(chosen, LanguageModelling) and not raws[0].given:
@@ -195,14 +195,10 @@ def _unlike(groups: Sequence[str]) -> tuple[str, ...]:
 def _sides(holdings: Sequence[Holding], pieces: Sequence[_Piece], task: Task) -> tuple[list[_Piece], list[_Piece]]:
     """Return the parts for training and for the test: as the sources say, or held out."""
     given = iter(pieces)
-    train: list[_Piece] = []
-    test: list[_Piece] = []
     sources = [[next(given) for _ in holding.parts] for holding in holdings]
     held = iter(_held_out([parts[0] for parts in sources if len(parts) == 1], task))
-    for parts in sources:
-        first, second = parts if len(parts) == 2 else next(held)
-        train.append(first)
-        test += [second] if len(second[1]) else []
+    pairs = [parts if len(parts) == 2 else next(held) for parts in sources]
+    train, test = [part for part, _ in pairs], [part for _, part in pairs if len(part[1])]
     if not test:
         raw = pieces[0][0]
         raise UserError(

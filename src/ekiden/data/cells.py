@@ -4,7 +4,6 @@ What is stored otherwise but shown the same is read as the same: a CSV file, and
 """
 
 import re
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -15,7 +14,7 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.base.errors import DataWarning, UserError, row_text
+from ekiden.base.errors import UserError, row_text, tell
 from ekiden.base.outside import pa, pc
 from ekiden.data.dates import DAY, ISO, LIKE, LOST, Date, date_of, iso, microseconds, stamps_of
 
@@ -357,7 +356,7 @@ class Cells:
         number = text.numbers[self.decimal]
         if text.like(_CODE).any() and text.like(_WHOLE)[number].all() and not strict:
             example = text.where(int(np.argmax(text.like(_CODE))))
-            _warn(
+            tell(
                 f"{what} holds numbers with leading zeros ({example}), so its values are read as categories; if they "
                 "are quantities, write them without zeros"
             )
@@ -367,7 +366,7 @@ class Cells:
         if text.dated.all():
             stamps, form = self._microseconds(what, text)
             days = stamps / DAY
-            self._look_for_marks(name, text.spread(days, np.nan), dates=True)
+            warn_of_marks(text.spread(days, np.nan), what, dates=True)
             return _floats(text.spread(days, np.nan)), form
         if not number.all():
             self._refuse_almost_numbers(name, text)
@@ -376,7 +375,7 @@ class Cells:
             return self.names(name), ""
         values = text.spread(self._parsed(text), np.nan)
         if not self._delimiter and text.like(_WHOLE).all():
-            _warn(
+            tell(
                 f"{what} holds whole numbers stored as text, which are read as numbers: if they are codes, take them "
                 f"as categories with --categorical-columns {name}"
             )
@@ -395,7 +394,7 @@ class Cells:
             given = map(date_of, self._writing.marks(name))
             marks = [mark.microseconds() for mark in given if mark and not mark.open]
             days = np.where(np.isin(stamps, [LOST, *marks]), np.nan, stamps / DAY)
-            self._look_for_marks(name, days, dates=True)
+            warn_of_marks(days, what, dates=True)
             return _floats(days), ISO
         numeric = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean)
         if pa.types.is_temporal(kind):
@@ -414,13 +413,12 @@ class Cells:
 
     def _finite(self, name: str, values: Floats) -> Any:
         """Return numbers without those that mark missing values."""
+        what = f"column {name!r} of {self._source}"
         values = np.where(np.isin(values, self._writing.numbers(name)), np.nan, values)
         if np.isinf(values).any():
             row = int(np.flatnonzero(np.isinf(values))[0])
-            raise UserError(
-                f"column {name!r} of {self._source} is infinite in {row_text(row)}: give a number, or leave it empty"
-            )
-        self._look_for_marks(name, values)
+            raise UserError(f"{what} is infinite in {row_text(row)}: give a number, or leave it empty")
+        warn_of_marks(values, what)
         return _floats(values)
 
     def _parsed(self, text: _Text) -> Floats:
@@ -472,14 +470,11 @@ class Cells:
 
     def _look_for_large(self, name: str, values: Floats) -> None:
         if (np.abs(values[np.isfinite(values)]) > _EXACT).any():
-            _warn(
+            tell(
                 f"column {name!r} of {self._source} holds whole numbers above 2^53, which lose digits: if they are "
                 f"codes, take them as categories with --categorical-columns {name}, or leave them out with "
                 f"--drop-columns {name}"
             )
-
-    def _look_for_marks(self, name: str, values: Floats, *, dates: bool = False) -> None:
-        warn_of_marks(values, f"column {name!r} of {self._source}", dates=dates)
 
     def _shown(self, column: Any, name: str) -> Any:
         """Return numbers, truth values or dates as a text file shows them."""
@@ -532,7 +527,7 @@ def warn_of_marks(values: Floats, what: str, *, dates: bool = False) -> None:
         if far or (often and (mark >= 0 or low >= 0)):
             shown = iso(int(mark * DAY), whole=True) if dates else f"{mark:.15g}"
             between = " to ".join(iso(int(v * DAY), whole=True) if dates else f"{v:.6g}" for v in (low, high))
-            _warn(
+            tell(
                 f"{what} holds {shown} in {count} row{'s' * (count > 1)}, far from its other values ({between}): if it "
                 f"marks missing values, say so with --missing {shown}"
             )
@@ -567,7 +562,3 @@ def _short(text: str) -> str:
 
 def _quoted(text: str) -> str:
     return text if re.fullmatch(r"[\w.+-]*\w", text) else repr(text)
-
-
-def _warn(line: str) -> None:
-    warnings.warn(line, DataWarning, stacklevel=3)

@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 
 from ekiden.base import outside
 from ekiden.base.checks import Checked, Count, CountOrZero, Range, made
-from ekiden.base.errors import UserError, counted, row_text, unknown
+from ekiden.base.errors import UserError, counted, row_text, tell, unknown
 from ekiden.base.outside import pa, pc
 from ekiden.data import schema as schemas
 from ekiden.data.augment import Augment
 from ekiden.data.cells import Cells, Writing, is_text
-from ekiden.data.doubts import tell
 from ekiden.data.kinds import Arrays, Images, Inputs, Table, Tokens, named
 from ekiden.data.kinds.arrays import is_list
 from ekiden.data.kinds.images import is_encoded
@@ -236,12 +235,12 @@ def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
         if measured
         else kind.of_cells(table.select(chosen), source),
         targets_of(table, targets, source, cells) if targets else np.zeros(len(table), dtype=np.int64),
-        None if domain is None else _names_of(table, domain, source, cells),
-        None if group is None else _names_of(table, group, source, cells),
+        None if domain is None else names_of(table, domain, source, cells),
+        None if group is None else names_of(table, group, source, cells),
         _names(table, targets[0], b"label_names") if len(targets) == 1 else (),
         () if domain is None else _names(table, domain, b"domain_names"),
         targets,
-        None if subject is None else _names_of(table, subject, source, cells).astype(np.str_),
+        None if subject is None else names_of(table, subject, source, cells).astype(np.str_),
         None if time is None else cells.time(time),
         kind=kind,
     )
@@ -350,7 +349,7 @@ def _target(column: Any, name: str, source: str, cells: Cells) -> NDArray[Any]:
     return values
 
 
-def _names_of(table: Any, name: str, source: str, cells: Cells) -> NDArray[Any]:
+def names_of(table: Any, name: str, source: str, cells: Cells) -> NDArray[Any]:
     """Return groups or domains: integers or names. Whole numbers that are stored as floats count as integers."""
     column = table[name]
     if pa.types.is_integer(column.type) and not column.null_count:

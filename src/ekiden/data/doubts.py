@@ -1,7 +1,6 @@
 """Say in one line what may be wrong with data that can be read: ids among the features, and samples that are twice."""
 
 import re
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
@@ -13,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.base.errors import DataWarning, counted
+from ekiden.base.errors import counted, tell
 from ekiden.base.outside import pa, pc
 from ekiden.data.cells import DATE, is_text
 from ekiden.data.kinds import Inputs
@@ -35,11 +34,6 @@ _COPIED = 20  # rows from which a column that equals the label is hardly chance
 _PEEK = 512  # rows that are looked at first
 _LARGE = 1 << 28  # bytes of samples that are not compared
 _SHOWN = 5
-
-
-def tell(line: str) -> None:
-    """Show a line about the data to the user."""
-    warnings.warn(line, DataWarning, stacklevel=3)
 
 
 def ids_among_features(raws: Sequence[Raw]) -> None:

@@ -21,7 +21,7 @@ from ekiden.base.errors import UserError, counted, row_text
 from ekiden.base.outside import pa, pq
 from ekiden.data import columns, frames, medical, raster
 from ekiden.data import schema as schemas
-from ekiden.data.cells import TIMES, Cells, Writing
+from ekiden.data.cells import Cells
 from ekiden.data.columns import Reading
 from ekiden.data.kinds import arrays
 from ekiden.data.kinds.arrays import Arrays, noticed
@@ -415,7 +415,16 @@ def _of_arrays(found: dict[str, NDArray[Any]], source: str, reading: Reading) ->
             raise UserError(
                 f"{source} holds {len(x)} samples and {len(found[name])} values in {name!r}: give one for each"
             )
-    group, domain, subject, time = (found.get(name) for name in owners)
+    try:
+        owned = pa.table({name: found[name] for name in owners if name in found})
+    except pa.ArrowInvalid as error:
+        raise UserError(
+            f"groups, domains, subjects and times of {source} cannot be read: {frames.first(error)}"
+        ) from None
+    cells = Cells(owned, source, reading.writing, [])
+    group, domain, subject = (
+        columns.names_of(owned, name, source, cells) if name in found else None for name in owners[:3]
+    )
     pictures = x.dtype == np.uint8 and x.ndim in (3, 4)
     given = torch.from_numpy(np.array(x)) if pictures else arrays.encode(x, source)
     return Raw(
@@ -426,22 +435,9 @@ def _of_arrays(found: dict[str, NDArray[Any]], source: str, reading: Reading) ->
         group,
         kind=arrays.Arrays,
         targets=(label,),
-        subject=None if subject is None else _names(subject),
-        time=None if time is None else _times(time, reading.time_column, source),
+        subject=None if subject is None else subject.astype(np.str_),
+        time=cells.time(reading.time_column) if reading.time_column else None,
     )
-
-
-def _names(values: NDArray[Any]) -> NDArray[np.str_]:
-    """Return names as texts; whole numbers that are stored as floats count as integers."""
-    whole = values.dtype.kind == "f" and bool((values == np.floor(values)).all())
-    return (values.astype(np.int64) if whole else values).astype(np.str_)
-
-
-def _times(values: NDArray[Any], name: str, source: str) -> NDArray[Any]:
-    """Return times (n,) as those of a column."""
-    if values.ndim != 1 or values.dtype.kind not in "iufMU":
-        raise UserError(f"the array {name!r} of {source} holds {values.dtype} of shape {values.shape}: {TIMES}")
-    return Cells(pa.table({name: values}), source, Writing(), []).time(name)
 
 
 def named_silos(given: Sequence[str]) -> dict[str, Path]:

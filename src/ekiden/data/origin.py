@@ -67,7 +67,7 @@ def said_in(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-class Found(Protocol):
+class HasOrigin(Protocol):
     """Data that may know their origin."""
 
     @property
@@ -76,7 +76,7 @@ class Found(Protocol):
         ...
 
 
-F = TypeVar("F", bound=Found)
+F = TypeVar("F", bound=HasOrigin)
 
 
 def coming_from(data: F, origin: Origin | None, **changes: Any) -> F:

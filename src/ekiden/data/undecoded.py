@@ -19,7 +19,7 @@ _ACCENTS = 0x300  # first character that is written onto the one before
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Encoding:
     """What the samples of a data set become.
 
     Attributes:
@@ -126,7 +126,7 @@ class Inputs(Checked, ABC):
     def assembled(
         cls,
         sides: Sequence[Sequence["Raw"]],
-        wanted: "Wanted",
+        wanted: "Encoding",
     ) -> tuple[list[Tensor], "Inputs | None"]:
         """Return the samples of the training side and of the test side, and what they are; None if their type says it.
 

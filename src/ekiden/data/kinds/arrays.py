@@ -1,6 +1,5 @@
 """Read arrays from `.npy`, `.npz` and safetensors files."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.base.errors import DataWarning, UserError, row_text
+from ekiden.base.errors import UserError, row_text, tell
 from ekiden.base.outside import pa
-from ekiden.data.undecoded import Inputs, Raw, Wanted, joined
+from ekiden.data.undecoded import Encoding, Inputs, Raw, joined
 
 SHORTEST = 16
 """fewest values in time of a signal"""
@@ -40,7 +39,7 @@ class Arrays(Inputs):
         return encode(raw, "the arrays given")
 
     @classmethod
-    def assembled(cls, sides: Sequence[Sequence[Raw]], wanted: Wanted) -> tuple[list[Tensor], Inputs | None]:
+    def assembled(cls, sides: Sequence[Sequence[Raw]], wanted: Encoding) -> tuple[list[Tensor], Inputs | None]:
         """Put arrays together. Their type says whether they are images, tokens or other numbers."""
         return joined(sides, [[torch.as_tensor(raw.images) for raw in side] for side in sides]), None
 
@@ -138,14 +137,14 @@ def noticed(x: Tensor, what: str) -> Tensor:
     if x.ndim == 4 and shape[3] <= _MOST_CHANNELS and shape[1] not in (1, 3):
         if bytes_ and min(shape[1:3]) > _MOST_CHANNELS:
             x = x.movedim(3, 1)
-            _say(f"{what} has x of shape {shape}: the channels come last, so they are moved, to {tuple(x.shape)}")
+            tell(f"{what} has x of shape {shape}: the channels come last, so they are moved, to {tuple(x.shape)}")
         else:
-            _say(
+            tell(
                 f"{what} has x of shape {shape}, which is read as {shape[1]} channels of {shape[2]} x {shape[3]}: if "
                 "the channels come last, move them, as in x.transpose(0, 3, 1, 2)"
             )
     if not bytes_ and _pictured(x):
-        _say(
+        tell(
             f"{what} has floats from {float(x.min()):g} to {float(x.max()):g}, which are used unchanged: if they are "
             "pixels, give uint8 or divide by 255, or give their mean and std"
         )
@@ -158,7 +157,3 @@ def _pictured(x: Tensor) -> bool:
         return float(x.min()) >= 0 and _DARK <= float(x.max()) <= 255 and bool((x == x.round()).all())
     images = x.ndim == 4 and (x.shape[1] in (1, 3) or x.shape[3] in (1, 3))
     return images and float(x.min()) >= 0 and _DARK <= float(x.max()) <= 255
-
-
-def _say(line: str) -> None:
-    warnings.warn(line, DataWarning, stacklevel=3)

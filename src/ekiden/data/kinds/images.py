@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -23,13 +23,11 @@ from ekiden.data import frames, mapped, medical, raster
 from ekiden.data.cells import is_text
 from ekiden.data.kinds import arrays
 from ekiden.data.raster import Loaded, Look, split
-from ekiden.data.undecoded import Inputs, Raw, Wanted
+from ekiden.data.undecoded import Encoding, Inputs, Raw
 
 CHUNK = 128  # images that a thread decodes at a time
 _FEW = 64  # of the 256 levels; with fewer, the values of 16-bit images fill only a small part of their range
 Pixels = NDArray[np.uint8]
-Room = Callable[[tuple[int, ...]], Tensor]
-"""makes a uint8 tensor of this shape, whose values are written later"""
 _Item: TypeAlias = tuple[Raw, int]
 """a part of a source and the place of an image in it"""
 
@@ -75,10 +73,10 @@ class Images(Inputs):
         return decode([[given]], self, shape=shape, notes=notes)[0]
 
     @classmethod
-    def assembled(cls, sides: Sequence[Sequence[Raw]], wanted: Wanted) -> tuple[list[Tensor], Inputs | None]:
+    def assembled(cls, sides: Sequence[Sequence[Raw]], wanted: Encoding) -> tuple[list[Tensor], Inputs | None]:
         """Decode all images, each side into one tensor; large ones into a file."""
         images = wanted.known or wanted.reading.images(wanted.size)
-        return decode(sides, images, mapped.room, shape=wanted.shape), images
+        return decode(sides, images, shape=wanted.shape), images
 
     @classmethod
     def of_cells(cls, table: Any, source: str) -> list[bytes | Path | None]:
@@ -176,15 +174,9 @@ def is_encoded(kind: Any) -> bool:
     return bool(struct or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
-def memory(shape: tuple[int, ...]) -> Tensor:
-    """Make a tensor in memory."""
-    return torch.empty(shape, dtype=torch.uint8)
-
-
 def decode(
     sides: Sequence[Sequence[Raw]],
     images: Images,
-    room: Room = memory,
     *,
     shape: tuple[int, ...] = (),
     notes: Notes | None = None,
@@ -198,7 +190,6 @@ def decode(
     Args:
         sides: what the sources hold for training and, if there is a test part, for the test.
         images: how they come to one size (bilinear with antialias).
-        room: makes the tensors that they are written into.
         shape: shape of the samples that a trained model takes: images get its size and its channels. () without one.
         notes: collects what the user should know; without it, this is said by warnings.
 
@@ -218,7 +209,7 @@ def decode(
         strict = channels == 1 and images.colour == "auto"  # then no image may have colours
         out, levels = [], list[int | None]()
         for side in each:
-            pixels = room((len(side), channels, height, width))
+            pixels = mapped.room((len(side), channels, height, width))
             chunks = [(side[at : at + CHUNK], pixels[at : at + CHUNK]) for at in range(0, len(side), CHUNK)]
             for found, blank in pool.map(lambda chunk: _chunk(chunk[0], chunk[1], images, strict), chunks):
                 levels += found

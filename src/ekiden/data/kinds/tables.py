@@ -15,7 +15,7 @@ from torch import Tensor
 from ekiden.base.errors import DataWarning, UserError
 from ekiden.data import frames
 from ekiden.data.cells import DATE, Cells, Writing
-from ekiden.data.undecoded import Inputs, Raw, Wanted
+from ekiden.data.undecoded import Encoding, Inputs, Raw
 
 _SHOWN = 5  # names in a message
 Numbers = NDArray[np.float64]
@@ -84,7 +84,7 @@ class Table(Inputs):
         return samples.take(rows)
 
     @classmethod
-    def assembled(cls, sides: Sequence[Sequence[Raw]], wanted: Wanted) -> tuple[list[Tensor], Inputs | None]:
+    def assembled(cls, sides: Sequence[Sequence[Raw]], wanted: Encoding) -> tuple[list[Tensor], Inputs | None]:
         """Encode rows as agreed, or leave them unscaled until the silos agree."""
         known = wanted.known
         if wanted.size:

@@ -17,7 +17,7 @@ from ekiden.base.checks import Count, CountOrZero
 from ekiden.base.errors import UserError
 from ekiden.base.outside import pa
 from ekiden.data.cells import is_text
-from ekiden.data.undecoded import Inputs, Raw, Wanted
+from ekiden.data.undecoded import Encoding, Inputs, Raw
 
 PAD = 0
 """the token that fills up short texts"""
@@ -81,7 +81,7 @@ class Tokens(Inputs):
         return "text_mean"
 
     @classmethod
-    def assembled(cls, sides: Sequence[Sequence[Raw]], wanted: Wanted) -> tuple[list[Tensor], Inputs | None]:
+    def assembled(cls, sides: Sequence[Sequence[Raw]], wanted: Encoding) -> tuple[list[Tensor], Inputs | None]:
         """Make tokens of texts, padded to one length."""
         reading = wanted.reading
         made = wanted.known or tokens_for(reading.tokenizer or "words", reading.text_length)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ekiden.base.errors import UserError
+from ekiden.base.errors import UserError, tell
 from ekiden.data import doubts
 from ekiden.data import schema as schemas
 from ekiden.data.kinds import Inputs, Table, from_json, to_json
@@ -204,7 +204,7 @@ def _check_rows(told: Sequence[ColumnSums]) -> None:
     if len(tells) > 1 and len(told[0].missing) + len(told[0].categories) >= doubts.FEATURES:
         doubts.rows_of_several(tells)
     if tells and (silent := [one.silo for one in told if not one.rows]):
-        doubts.tell(f"rows of {', '.join(silent)} are not compared: it told no fingerprints of them")
+        tell(f"rows of {', '.join(silent)} are not compared: it told no fingerprints of them")
 
 
 _TOLD = {"moments": "numbers", "categories": "categories"}
