@@ -102,13 +102,15 @@ def assemble(
     """
     if reading.schema and like is None:
         task, classes = _of_schema(schemas.read(reading.schema), task, classes)
-    raws = [part for holding in holdings for part in holding.parts] + ([] if test is None else [test])
+    parts = [holding.parts for holding in holdings]
+    raws = [part for each in parts for part in each] + ([] if test is None else [test])
     _alike(raws)
     silos = tuple(holding.name for holding in holdings if holding.name)
     if silos and reading.group_column:
         raise UserError("several silos and --group-column both say which client holds what: give one of them")
     classes = None if classes is None else composed(classes)
-    owned = [holding.name for holding in holdings for _ in holding.parts] + [""] * (test is not None)
+    owned = [holding.name for holding, each in zip(holdings, parts, strict=True) for _ in each]
+    owned += [""] * (test is not None)
     known = inputs if like is None else like.inputs
     named_ = like.classes if like is not None else classes or ()
     if like is None or reading.spelling == "merge":
@@ -117,13 +119,13 @@ def assemble(
     if isinstance(chosen, Classification) and like is None and not classes:
         check_numbering(raws, owned, reading.spelling)
     domain, domains = owners("domain", raws, domains)
-    group, groups = _groups(holdings, raws) if silos else owners("group", raws)
+    group, groups = _silos(silos, parts, raws) if silos else owners("group", raws)
     found = zip(raws, y, domain, group, subjects(raws), times(raws), strict=True)
     pieces = [
         (raw, Samples(labels, labels, place, owner, subject=who, time=when))
         for raw, labels, place, owner, who, when in found
     ]
-    sides = (pieces[:-1], pieces[-1:]) if test is not None else _sides(holdings, pieces, chosen)
+    sides = (pieces[:-1], pieces[-1:]) if test is not None else _sides(parts, pieces, chosen)
     x, kind = raws[0].kind.assembled(
         [[raw for raw, _ in side] for side in sides],
         Encoding(reading, size, known if isinstance(known, raws[0].kind) else None, () if like is None else like.shape),
@@ -138,7 +140,7 @@ def assemble(
     if like is not None:
         return replace(made, mean=like.mean, std=like.std)
     if doubt:
-        given = test is not None or any(holding.test is not None for holding in holdings)
+        given = test is not None or any(len(each) > 1 for each in parts)
         _doubt(made, raws, reading, tables=known is None, test_given=given)
     if isinstance(chosen, Regression):  # until the clients agree; partitions divide by it
         refuse_constant(train.y, outputs)
@@ -178,12 +180,12 @@ def _doubt(made: Dataset, raws: Sequence[Raw], reading: Reading, *, tables: bool
         doubts.rows_of_several(doubts.by_group(made))
 
 
-def _groups(holdings: Sequence[Holding], raws: Sequence[Raw]) -> tuple[list[Tensor | None], tuple[str, ...]]:
+def _silos(
+    names: tuple[str, ...], held: Sequence[Sequence[Raw]], raws: Sequence[Raw]
+) -> tuple[list[Tensor | None], tuple[str, ...]]:
     """Return the silo of each sample, None for a test part of all silos; and the silos' names."""
-    group: list[Tensor | None] = [
-        torch.full((len(part),), k) for k, holding in enumerate(holdings) for part in holding.parts
-    ]
-    return [*group, *[None] * (len(raws) - len(group))], tuple(holding.name for holding in holdings)
+    group: list[Tensor | None] = [torch.full((len(part),), k) for k, parts in enumerate(held) for part in parts]
+    return [*group, *[None] * (len(raws) - len(group))], names
 
 
 def _unlike(groups: Sequence[str]) -> tuple[str, ...]:
@@ -192,12 +194,12 @@ def _unlike(groups: Sequence[str]) -> tuple[str, ...]:
     return names if len(set(names)) == len(names) else tuple(f"{name}-{k}" for k, name in enumerate(names))
 
 
-def _sides(holdings: Sequence[Holding], pieces: Sequence[_Piece], task: Task) -> tuple[list[_Piece], list[_Piece]]:
+def _sides(held: Sequence[Sequence[Raw]], pieces: Sequence[_Piece], task: Task) -> tuple[list[_Piece], list[_Piece]]:
     """Return the parts for training and for the test: as the sources say, or held out."""
     given = iter(pieces)
-    sources = [[next(given) for _ in holding.parts] for holding in holdings]
-    held = iter(_held_out([parts[0] for parts in sources if len(parts) == 1], task))
-    pairs = [parts if len(parts) == 2 else next(held) for parts in sources]
+    sources = [[next(given) for _ in parts] for parts in held]
+    divided = iter(_held_out([parts[0] for parts in sources if len(parts) == 1], task))
+    pairs = [parts if len(parts) == 2 else next(divided) for parts in sources]
     train, test = [part for part, _ in pairs], [part for _, part in pairs if len(part[1])]
     if not test:
         raw = pieces[0][0]

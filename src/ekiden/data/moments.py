@@ -11,6 +11,7 @@ from math import inf, log10, sqrt
 from statistics import median
 
 import numpy as np
+import torch
 
 from ekiden.base.errors import DataWarning, UserError
 from ekiden.data.kinds import Inputs, Table
@@ -273,8 +274,9 @@ def told_by(client: ClientData, dataset: Dataset) -> ColumnSums:
     def told(values: Numbers, what: str) -> ColumnMoments:
         return ColumnMoments.of(values, what) if len(values) >= least else ColumnMoments()
 
-    table = dataset.inputs if isinstance(dataset.inputs, Table) else Table()
-    rows = client.train.x.numpy() if table.kind == dataset.inputs.kind else np.empty((len(client.train), 0))
+    labels, table, rows = client.train.y, Table(), np.empty((0, 0))
+    if isinstance(dataset.inputs, Table):
+        table, rows = dataset.inputs, client.train.x.numpy()
     for place, name in enumerate(table.numeric):
         present = rows[~np.isnan(rows[:, place]), place]
         gaps = len(rows) - len(present)
@@ -284,11 +286,11 @@ def told_by(client: ClientData, dataset: Dataset) -> ColumnSums:
         counts = np.bincount(rows[:, place].astype(np.int64), minlength=len(known) + 1)
         categories[name] = {known[code - 1]: int(n) for code, n in enumerate(counts) if code and n >= least}
     if isinstance(dataset.task, Regression):
-        y = client.train.y.double().numpy().reshape(len(rows), -1)
+        y = labels.double().numpy().reshape(len(labels), -1)
         moments |= {target(n): told(y[:, k], f"the label {n!r}") for k, n in enumerate(dataset.classes)}
     classes: dict[str, int] = {}
     if isinstance(dataset.task, Classification):
-        held = client.train.class_counts(len(dataset.classes)).tolist()
+        held = torch.bincount(labels, minlength=len(dataset.classes)).tolist()
         classes = {name: n for name, n in zip(dataset.classes, held, strict=True) if n >= least}
     return ColumnSums(moments, missing, categories, table.dates, table.missing, client.name, classes)
 

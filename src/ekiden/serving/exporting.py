@@ -354,16 +354,10 @@ def _compared(model: LoadedModel, exported: Program, raw: Any) -> float:
 
 
 def _examples(model: LoadedModel) -> tuple[Tensor, ...]:
-    """Return the inputs to trace with: zeros, because a traced program may keep them."""
-    match model.inputs:
-        case Table() as table:
-            return example_columns(table)
-        case Tokens():
-            return (torch.ones(2, *model.shape, dtype=torch.int64),)
-        case Images():
-            return (torch.zeros(2, *model.shape, dtype=torch.uint8),)
-        case _:
-            return (torch.zeros(2, *model.shape),)
+    """Return the inputs to trace with: no samples, because a traced program may keep them."""
+    if isinstance(model.inputs, Table):
+        return example_columns(model.inputs)
+    return (torch.ones(2, *model.shape, dtype=model.inputs.dtype),)
 
 
 def _traced(model: LoadedModel) -> Any:
