@@ -352,17 +352,15 @@ def _from_hub(name: str, spec: Named) -> tuple[Iterable[memoryview], Callable[[]
     try:
         parts = datasets.load_dataset(spec.hub, spec.config, split=splits)
     except Exception as error:  # from the network, the hub or the disk: any kind
-        raise UserError(f"cannot get {spec.hub!r} from the Hugging Face hub ({_line(error)}): {place}.") from error
+        raise UserError(
+            f"cannot get {spec.hub!r} from the Hugging Face hub ({frames.first(error)}): {place}."
+        ) from error
     tables = [p.with_format("arrow")[:].replace_schema_metadata(p.features.arrow_schema.metadata) for p in parts]
 
     def held() -> list[Holding]:
         return [Holding("", *(samples(table, f"the hub's {spec.hub}", Reading(), spec.columns) for table in tables))]
 
     return (piece for table in tables for piece in _buffers(table)), held
-
-
-def _line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0][:120]
 
 
 def _buffers(table: Any) -> Iterator[memoryview]:

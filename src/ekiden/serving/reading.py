@@ -161,7 +161,9 @@ class SampleReader:
         try:
             return np.load(file, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
         except (ValueError, OSError, EOFError) as error:
-            raise UserError(f"{file} cannot be read as an array ({_line(error)}): save it by numpy.save") from None
+            raise UserError(
+                f"{file} cannot be read as an array ({frames.first(error)}): save it by numpy.save"
+            ) from None
 
     def _table(self, file: Path, notes: Notes) -> Iterator[Batch]:
         """Yield the rows of a Parquet or CSV file."""
@@ -243,10 +245,6 @@ def _text(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise UserError(f"{file} is not UTF-8 text: convert or remove it") from None
-
-
-def _line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0][:120]
 
 
 def column_in(config: Mapping[str, Any]) -> str:
