@@ -355,9 +355,10 @@ def _compared(model: LoadedModel, exported: Program, raw: Any) -> float:
 
 def _examples(model: LoadedModel) -> tuple[Tensor, ...]:
     """Return the inputs to trace with: no samples, because a traced program may keep them."""
+    filled = torch.ones if model.inputs.ragged else torch.zeros
     if isinstance(model.inputs, Table):
         return example_columns(model.inputs)
-    return (torch.ones(2, *model.shape, dtype=model.inputs.dtype),)
+    return (filled(2, *model.shape, dtype=model.inputs.dtype),)
 
 
 def _traced(model: LoadedModel) -> Any:
