@@ -407,8 +407,10 @@ def test_the_text_of_a_schema_has_no_remarks(study: Path) -> None:
 
 
 @pytest.mark.parametrize("data", ["digits", "mine.py:make"])
-def test_only_files_have_a_schema(data: str, tmp_path: Path, command: Command) -> None:
-    code, said = command("data", data, "--schema", str(tmp_path / "study.toml"))
+def test_only_files_have_a_schema(data: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def make() -> None: ...")
+    code, said = command("data", data, "--schema", "study.toml")
     assert code == 2
     assert f"{data} has no columns that a schema could describe" in said
     assert not (tmp_path / "study.toml").exists()
