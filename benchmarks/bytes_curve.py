@@ -34,7 +34,9 @@ def curves(records: Iterable[Path]) -> Curves:
             if "run" not in row:
                 continue  # the head says what was run
             config = row["config"]
-            found[config["plan"]["data"]][config["hyperparameters"]["bytes"]].append(100 * row["result"]["accuracy"])
+            found[config["plan"]["data"]][config["recipe"]["hyperparameters"]["bytes"]].append(
+                100 * row["result"]["accuracy"]
+            )
     return found
 
 

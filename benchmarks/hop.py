@@ -27,6 +27,7 @@ from ekiden.engine.federation import Fed
 from ekiden.engine.folder import read_lines
 from ekiden.engine.method import Method, State, on_client
 from ekiden.engine.worker import Client
+from ekiden.recipe import Recipe
 from ekiden.training.weights import Weights
 from ekiden.transports.flower import client_app, commands, guard, supernode
 from ekiden.transports.flower.coordinator import session
@@ -108,7 +109,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run `Relay` with bare messages between."""
     install()
     config = context.run_config
-    plan: RemotePlan[Method] = RemotePlan(Relay(), ",".join(NAMES), model="resnet18")
+    plan: RemotePlan[Method] = RemotePlan(Recipe(Relay(), model="resnet18", evaluate_every=0), ",".join(NAMES))
     folder = Path(str(config["folder"]))
     session.run(plan, Turns(grid, folder.with_name("bare.jsonl")), folder, json.loads(str(config["keys"])), say)
 

@@ -12,13 +12,12 @@ from multiprocessing import get_context
 
 from ekiden import Hardware, run
 from ekiden.methods import FedELMY
+from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan
 
 RELEASED_CODE = 750.0
 PLAN = Plan(
-    FedELMY(models=3, epochs=4, warmup=2),
-    data="pacs",
-    partition="domains:photo,art_painting,cartoon,sketch",
+    Recipe(FedELMY(models=3, epochs=4, warmup=2)), data="pacs", partition="domains:photo,art_painting,cartoon,sketch"
 )
 
 
@@ -26,7 +25,7 @@ def measure(seed: int, threads: int = 1) -> float:
     """Training samples a second of a whole run; data are decoded before, as they are once in a project."""
     data = PLAN.federation()
     began = time.perf_counter()
-    result = run(PLAN.method, data, hardware=Hardware(threads=threads), seed=seed)
+    result = run(PLAN.recipe.method, data, hardware=Hardware(threads=threads), seed=seed)
     return float(result.metrics[-1]["backward"]) / (time.perf_counter() - began)
 
 

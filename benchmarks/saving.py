@@ -12,6 +12,7 @@ from ekiden import Hardware, run
 from ekiden.engine import folder as run_folder
 from ekiden.engine import store
 from ekiden.methods import FedELMY, FedSeq
+from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan
 from ekiden.transports import local
 
@@ -48,11 +49,11 @@ def main() -> None:
         setattr(owner, name, timed(getattr(owner, name), spent))
     for method in (FedSeq(epochs=20), FedELMY(models=3, epochs=20, warmup=0)):
         spent.clear()
-        plan = Plan(method, data="pacs", hardware=Hardware(threads=1))
+        plan = Plan(Recipe(method), data="pacs", hardware=Hardware(threads=1))
         data = plan.federation()
         with tempfile.TemporaryDirectory() as folder:
             began = time.perf_counter()
-            run(plan.method, data, hardware=plan.hardware, folder=f"{folder}/run")
+            run(plan.recipe.method, data, hardware=plan.hardware, folder=f"{folder}/run")
             total = time.perf_counter() - began
         print(f"{method.title():8} on PACS, 20 epochs a hop: {sum(spent) / total:.2%} of {total:.0f} s (bound: 2 %)")
 

@@ -89,7 +89,7 @@ def test_a_list_of_silos_is_federated() -> None:
         ((FedSeq(), SILOS, Tiny), {"seed": -1}, "seed -1 is out of range: it must be 0 or more"),
         ((FedSeq(), SILOS, Tiny), {"workers": "2"}, "workers '2' is of the wrong type"),
         ((FedSeq(), SILOS, Tiny), {"workers": 0}, "workers 0 is out of range: it must be 1 or more"),
-        ((FedSeq(), SILOS, Tiny), {"evaluate_every": 0}, "evaluate_every 0 is out of range: it must be 1 or more"),
+        ((FedSeq(), SILOS, Tiny), {"evaluate_every": -1}, "evaluate_every -1 is out of range: it must be 0 or more"),
         (
             (FedSeq(), SILOS, Tiny),
             {"folder": 3},
@@ -309,13 +309,18 @@ def test_worker_processes_end_when_a_loop_over_steps_is_left(blobs: FederatedDat
 
 
 def test_steps_refuses_what_run_refuses_before_the_first_step(blobs: FederatedData) -> None:
-    with pytest.raises(UserError, match="evaluate_every 0 is out of range"):
-        steps(FedSeq(epochs=1), blobs, Tiny, evaluate_every=0)
+    with pytest.raises(UserError, match="evaluate_every -1 is out of range"):
+        steps(FedSeq(epochs=1), blobs, Tiny, evaluate_every=-1)
     with pytest.raises(UserError, match="the model gives"):
         steps(FedSeq(epochs=1), blobs, torch.nn.Linear(4, 2))
     stopped = next(steps(FedSeq(epochs=1), blobs, Tiny, training=FAST, evaluate_every=2))
     with pytest.raises(UserError, match="lower evaluate_every"):
         _ = stopped.accuracy
+
+
+def test_a_run_can_be_measured_at_its_end_only(blobs: FederatedData) -> None:
+    rows = run(FedSeq(epochs=1), blobs, Tiny, training=FAST, evaluate_every=0).metrics
+    assert [row["step"] for row in rows if "accuracy" in row] == [4]
 
 
 def test_a_step_that_is_not_measured_does_not_change_the_headline() -> None:

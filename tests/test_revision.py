@@ -86,7 +86,7 @@ def test_clients_leave_and_join_runs_of_any_method(tmp_path: Path, method: Metho
     same(left, run_here(among(method, rest("client-2")), five(rest("client-2"))))
     again = ekiden.join(left.folder, "client-2", five(), network=Tiny)
     same(again, whole)
-    assert again.config["hyperparameters"] == whole.config["hyperparameters"]
+    assert again.config["recipe"]["hyperparameters"] == whole.config["recipe"]["hyperparameters"]
     assert list(again.config["revisions"]) == [
         {"forgot": "client-2", "from": "run"},
         {"joined": "client-2", "from": "run-without-client-2"},
@@ -104,7 +104,7 @@ def test_the_folder_is_that_of_a_run_without(tmp_path: Path) -> None:
         assert result.folder is not None
         new = json.loads((result.folder / "config.json").read_text())
         assert new.pop("revisions") == [{"forgot": "client-2", "from": order}]
-        method = replace(METHOD, order=new["hyperparameters"]["order"])
+        method = replace(METHOD, order=new["recipe"]["hyperparameters"]["order"])
         again = go(five(rest("client-2")), method, folder=tmp_path / f"{order}-alone")
         same(result, again)
         assert new == json.loads((tmp_path / f"{order}-alone" / "config.json").read_text())
@@ -117,7 +117,7 @@ def test_who_joins_comes_where_the_data_have_it(tmp_path: Path) -> None:
     go(five(rest("client-0")), folder=tmp_path / "run")
     result = ekiden.join(tmp_path / "run", "client-0", five(), network=Tiny)
     same(result, go(five()))
-    assert result.config["hyperparameters"]["order"] == "given"
+    assert result.config["recipe"]["hyperparameters"]["order"] == "given"
 
 
 def test_the_last_state_of_a_run_has_no_sums(tmp_path: Path) -> None:
@@ -376,6 +376,6 @@ def test_seeds_of_a_revised_run_are_one_row_and_one_line_of_the_report(tmp_path:
         folders.append(ekiden.forget(tmp_path / f"run-{seed}", "client-2", five(), network=Tiny).folder)
     assert comparison(summarise(folder) for folder in folders if folder).row_count == 1
     (group,) = collect([folder for folder in folders if folder]).groups
-    assert [run.config["seed"] for run in group.runs] == [0, 1]
+    assert [run.config["recipe"]["seed"] for run in group.runs] == [0, 1]
     both = comparison(summarise(folder) for folder in (*folders, tmp_path / "run-0") if folder)
     assert both.row_count == 2

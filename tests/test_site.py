@@ -28,7 +28,7 @@ def hooks() -> Any:
 
 def test_a_row_of_the_leaderboard_has_the_values_of_the_records(hooks: Any) -> None:
     runs = records.read(ROOT / "experiments/records/krylov-small.jsonl").runs.values()
-    pacs = [run for run in runs if run.config["dataset"] == "pacs" and run.config["method"] == "fedkrylov"]
+    pacs = [run for run in runs if run.config["dataset"] == "pacs" and run.config["recipe"]["method"] == "fedkrylov"]
     orders = {run.config["plan"]["partition"] for run in pacs}
     for order in orders:
         values = [100 * run.last["accuracy"] for run in pacs if run.config["plan"]["partition"] == order]

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 import ekiden
-from ekiden import api
 from ekiden.base.errors import UserError
 from ekiden.base.settings import Hardware
 from ekiden.cli.app import call
 from ekiden.engine.folder import FORMAT, read_lines
 from ekiden.methods import FedGram
+from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan
 
 STORED = Path(__file__).parent / "stored"
@@ -69,9 +69,8 @@ if __name__ == "__main__":
     place = STORED / f"format-{FORMAT}"
     shutil.rmtree(place, ignore_errors=True)
     method = FedGram(features="patches", width=40, personal=True)
-    plan = Plan(method, data="digits", clients=2, model="mlp", hardware=Hardware(threads=1, device="cpu"))
-    about = {"plan": plan.to_json()}
-    api.run(method, plan.federation(), "mlp", hardware=plan.hardware, folder=place, config=about, stop_after=2)
+    plan = Plan(Recipe(method, model="mlp"), data="digits", clients=2, hardware=Hardware(threads=1, device="cpu"))
+    plan.run(place, plan.federation(), stop_after=2)
     (place / "lock").unlink()
     (place / "environment.json").write_text("{}\n")
     (place / "attempts.jsonl").unlink()

@@ -32,7 +32,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Study:
 def test_a_study_holds_the_results_of_its_runs(made: Study) -> None:
     assert list(made) == ["fedavg", "local"]
     first = made["fedavg"][0]
-    assert first.config["seed"] == 3
+    assert first.config["recipe"]["seed"] == 3
     assert first.folder == made.folder / "fedavg-seed3"  # type: ignore[operator]
     with pytest.raises(UserError, match="unknown method of the study 'fedseq'"):
         _ = made["fedseq"]
@@ -49,7 +49,7 @@ def test_a_grid_chooses_on_validation_data_only(made: Study) -> None:
         assert counts["client-0"][2] == counts["client-0"][1]  # measured on as many samples as are for validation
     best = max(scores, key=lambda epochs: (scores[epochs], -epochs))
     assert made.chosen["fedavg"] == {"epochs": best}
-    assert made["fedavg"][0].config["hyperparameters"]["epochs"] == best
+    assert made["fedavg"][0].config["recipe"]["hyperparameters"]["epochs"] == best
 
 
 def test_the_table_has_means_and_paired_differences(made: Study) -> None:

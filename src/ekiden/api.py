@@ -8,19 +8,19 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
-from functools import wraps
 from inspect import signature
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Never
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ekiden import models
 from ekiden.base import outside
-from ekiden.base.checks import Count, CountOrZero, checked
+from ekiden.base.checks import Count, CountOrZero, admitted, hints_of
 from ekiden.base.errors import DivergenceWarning, UserError, unknown
 from ekiden.base.settings import Hardware, Training
 from ekiden.data.holdings import Source
+from ekiden.data.origin import coming_from
 from ekiden.data.samples import ClientData, Dataset, FederatedData
 from ekiden.data.sources import federate
 from ekiden.data.tasks import Metric, own_metric
@@ -33,16 +33,14 @@ from ekiden.engine.run import End, Run, last
 from ekiden.engine.setup import check_clients, check_labels, check_model, describe_model, holders, resolved_hardware
 from ekiden.engine.transport import Transport
 from ekiden.engine.worker import Setup, Watch, Worker
-from ekiden.methods import check_needs
+from ekiden.methods import check_needs, method_named
+from ekiden.recipe import Recipe
 from ekiden.results import tracking
-from ekiden.results.result import Result
+from ekiden.results.result import ModelSource, Result
 from ekiden.results.tracking import bar, measured
 from ekiden.transports.base import MakesTransport, Start
 from ekiden.transports.local import Executor, InProcess, Processes, Simulation, refuse_within_worker
 
-P = ParamSpec("P")
-T = TypeVar("T")
-R = TypeVar("R")
 Absent = Callable[[int, str], bool]
 """(step, client) -> whether that client does not answer in that step"""
 __all__ = ["Result", "describe", "run", "steps"]
@@ -61,37 +59,37 @@ def _no_argument(name: str, known: Sequence[str], method: object) -> UserError:
     return unknown("argument", name, known)
 
 
-def _with_arguments_of(prepare: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, R]]:
-    """Let a function of what `prepare` gives take the arguments of `prepare`, so that they are written only once."""
+@dataclass(frozen=True)
+class How:
+    """Where a run takes place and what it leaves: those arguments of `run` that are not in its recipe."""
 
-    def decorate(function: Callable[[T], R]) -> Callable[P, R]:
-        @wraps(function)
-        def prepared(*args: P.args, **kwargs: P.kwargs) -> R:
-            known = signature(prepare).parameters.keys()
-            for name in kwargs.keys() - known:
-                raise _no_argument(name, list(known), args[0] if args else kwargs.get("method"))
-            return function(prepare(*args, **kwargs))
+    hardware: Hardware | None = None
+    folder: str | os.PathLike[str] | None = None
+    workers: int = 1
+    config: Mapping[str, Any] | None = None
+    watch: Watch | None = None
+    on_start: Callable[[], None] = lambda: None
+    on_step: Callable[[Row], None] = lambda row: None
+    stop_after: int | None = None
+    processes: bool | None = None
+    absent: Absent | None = None
+    transport: MakesTransport | None = None
+    keep_trained: bool = False
+    track: tuple[str, ...] = ()
+    quiet: bool = False
 
-        own = signature(function).return_annotation
-        prepared.__signature__ = signature(prepare).replace(return_annotation=own)  # type: ignore[attr-defined]
-        del prepared.__wrapped__  # otherwise the reference shows its arguments
-        return prepared
 
-    return decorate
-
-
-@checked("method", "data", "metric")
-def _prepared(
+def run(  # noqa: D417  (there are no others)
     method: Method | type[Method] | str,
     data: FederatedData | Sequence[Source] | Mapping[str, Source],
-    model: str | nn.Module | Callable[[], nn.Module] = "auto",
+    model: str | ModelSource = "auto",
     *,
     training: Training | None = None,
     hardware: Hardware | None = None,
     seed: CountOrZero = 0,
     folder: str | os.PathLike[str] | None = None,
     workers: Count = 1,
-    evaluate_every: Count = 1,
+    evaluate_every: CountOrZero = 1,
     config: Mapping[str, Any] | None = None,
     watch: Watch | None = None,
     on_start: Callable[[], None] = lambda: None,
@@ -107,51 +105,8 @@ def _prepared(
     track: str | Sequence[str] = (),
     metric: str | Metric | Callable[[Tensor, Tensor], Any] = "",
     quiet: bool = False,
-) -> "_Prepared":
-    """Check all that can be checked before the first step; see `run`."""
-    refuse_within_worker()
-    path = None if folder is None else Path(folder)
-    trackers = (track,) if isinstance(track, str) else tuple(track)
-    tracking.check(trackers, path)
-    method, data = as_method(method, data), as_federation(data)
-    origin, data = data.origin, _measured(data, metric)
-    if isinstance(model, str):
-        method, model, pretrained = method.with_source(model, models.located_file(pretrained))
-    check_needs(method, data.dataset)
-    for task in task_names(type(method)):  # otherwise a missing type is found at the first resume
-        payload_types(method, task)
-    clients = holders(method, data)
-    check_clients(clients, method)
-    method.check([c.name for c in clients])
-    build = builder(model, data, seed, method, train, models.located_file(pretrained))
-    hardware = resolved_hardware(hardware or Hardware(), workers, build)
-    setup = Setup(
-        method, build, data.dataset, training or Training(), hardware, seed, keep_trained, evaluate_on == "own"
-    )
-    worker = Worker(setup, {c.name: c for c in clients}, watch)
-    check_labels(data)
-    check_model(worker, data)
-    label = model if isinstance(model, str) else f"{type(model).__name__}"
-    described = {"model": label, **describe(setup, clients, digests=folder is not None), **(config or {})}
-    described |= {"workers": workers, "evaluate_every": evaluate_every, "evaluate_on": evaluate_on}
-    if "plan" not in described:  # all that the command line needs to go on with the run
-        more = {
-            "origin": origin and origin.to_json(),
-            "own": sorted({*(config or {})} - BESIDE),
-            "keep_trained": keep_trained,
-        }
-        described |= {name: value for name, value in more.items() if value}
-    if transport is None:
-        parallel = workers > 1 if processes is None else processes
-        transport = _Here(worker, workers if parallel else 0, absent or nobody)
-    elif workers > 1 or processes or absent or watch:
-        raise UserError("the transport given decides where clients run: leave out workers, processes, absent and watch")
-    test = TestSet(worker, data, len(clients), evaluate_on)
-    return _Prepared(worker, data, test, transport, path, described, on_start, on_step, stop_after, trackers, quiet)
-
-
-@_with_arguments_of(_prepared)
-def run(prepared: "_Prepared") -> Result:  # noqa: D417  (its arguments are those of `_prepared`)
+    **others: Never,
+) -> Result:
     """Run a method over silos simulated on this machine.
 
     Args:
@@ -166,7 +121,7 @@ def run(prepared: "_Prepared") -> Result:  # noqa: D417  (its arguments are thos
         folder: the run folder. If it holds an interrupted run, that run continues, from its first step if a file is
             damaged or missing. None keeps the run in memory.
         workers: the number of processes for independent tasks; 1 does all tasks in this process.
-        evaluate_every: the number of steps between evaluations.
+        evaluate_every: the number of steps between evaluations; 0 evaluates only at the end.
         config: further entries for `config.json` that identify the run.
         watch: called after each epoch of training with (client, epoch, epochs); only if all tasks are done in this
             process.
@@ -197,26 +152,24 @@ def run(prepared: "_Prepared") -> Result:  # noqa: D417  (its arguments are thos
     Warns:
         DivergenceWarning: the result is far worse than guessing.
     """
-    headline = prepared.data.dataset.task.headline
-    with bar(prepared.worker.setup.method.title(), prepared.steps, quiet=prepared.quiet) as advance:
-
-        def on_step(row: Row) -> None:
-            advance(measured(headline, row), row["step"])
-            prepared.on_step(row)
-
-        result = prepared.result(last(replace(prepared, on_step=on_step).ends()))
-    dataset, lr = prepared.data.dataset, prepared.worker.setup.training.lr
-    if result.metrics and (line := divergence(result.metrics[-1], dataset.task.guess(dataset.outputs), lr)):
-        warnings.warn(line, DivergenceWarning, stacklevel=3)
-    return result
+    return _asked(locals()).end()
 
 
-@_with_arguments_of(_prepared)
-def steps(prepared: "_Prepared") -> Generator[Result, None, None]:
+def steps(
+    method: Method | type[Method] | str,
+    data: FederatedData | Sequence[Source] | Mapping[str, Source],
+    model: str | ModelSource = "auto",
+    **options: Any,
+) -> Generator[Result, None, None]:
     """Run a method step by step: `for result in ekiden.steps(method, data, model): print(result.accuracy)`.
 
-    The arguments are those of `ekiden.run`. You may leave the loop at any time: worker processes end, and a run in a
-    folder can be resumed.
+    You may leave the loop at any time: worker processes end, and a run in a folder can be resumed.
+
+    Args:
+        method: what to run, as in `ekiden.run`.
+        data: who holds what, as in `ekiden.run`.
+        model: the network, as in `ekiden.run`.
+        options: further arguments of `ekiden.run`.
 
     Yields:
         After each step, the result of a run that stops there: the state, the models, and all rows of metrics so far.
@@ -224,7 +177,82 @@ def steps(prepared: "_Prepared") -> Generator[Result, None, None]:
     Raises:
         UserError: the caller can fix the cause; the run folder then holds the last good state.
     """
-    return prepared.results()
+    given = signature(run).bind(method, data, model, **options)
+    given.apply_defaults()
+    return _asked(given.arguments).results()
+
+
+def _asked(given: Mapping[str, Any]) -> "PreparedRun":
+    """Check the arguments of `run`, and prepare the run."""
+    method = as_method(given["method"], given["data"])
+    if others := given["others"]:
+        raise _no_argument(next(iter(others)), list(given.keys() - {"others"}), method)
+    hints, free = hints_of(run), {"method", "data", "metric", "others"}
+    given = {name: one if name in free else admitted(name, one, hints[name]) for name, one in given.items()}
+    model, metric, track = given["model"], given["metric"], given["track"]
+    named = {
+        "method": method,
+        "model": model if isinstance(model, str) else type(model).__name__,
+        "pretrained": models.located_file(given["pretrained"]),
+        "training": given["training"] or Training(),
+        "metric": metric if isinstance(metric, str) else _measure(metric).name,
+    }
+    recipe: Recipe[Method] = Recipe(**{f.name: named.get(f.name, given[f.name]) for f in fields(Recipe)})
+    track = (track,) if isinstance(track, str) else tuple(track)
+    how = How(**{f.name: given[f.name] for f in fields(How)} | {"track": track})
+    data = as_federation(given["data"])
+    data = coming_from(with_metric(data, metric), data.origin)
+    if isinstance(model, str):
+        return prepared(recipe.located(), data, how)
+    return prepared(recipe, data, how, model)
+
+
+def prepared(
+    recipe: Recipe[Method], data: FederatedData, how: How, network: ModelSource | None = None
+) -> "PreparedRun":
+    """Check all that can be checked before the first step.
+
+    Args:
+        recipe: what is run; `Recipe.located`.
+        data: who holds what, with the headline metric of the recipe.
+        how: where the run takes place.
+        network: the user's own network instead of the one that the recipe names.
+    """
+    refuse_within_worker()
+    path = None if how.folder is None else Path(how.folder)
+    tracking.check(how.track, path)
+    method, workers = recipe.method, how.workers
+    check_needs(method, data.dataset)
+    for task in task_names(type(method)):  # otherwise a missing type is found at the first resume
+        payload_types(method, task)
+    clients = holders(method, data)
+    check_clients(clients, method)
+    method.check([c.name for c in clients])
+    model = recipe.model if network is None else network
+    build = builder(model, data, recipe.seed, method, recipe.train, recipe.pretrained)
+    hardware = resolved_hardware(how.hardware or Hardware(), workers, build)
+    own = recipe.evaluate_on == "own"
+    setup = Setup(method, build, data.dataset, recipe.training, hardware, recipe.seed, how.keep_trained, own)
+    worker = Worker(setup, {c.name: c for c in clients}, how.watch)
+    check_labels(data)
+    check_model(worker, data)
+    described = describe(recipe, setup, clients, digests=path is not None)
+    described |= {**(how.config or {}), "workers": workers}
+    if "plan" not in described:  # all that the command line needs to go on with the run
+        more = {
+            "origin": data.origin and data.origin.to_json(),
+            "own": sorted({*(how.config or {})} - BESIDE),
+            "keep_trained": how.keep_trained,
+        }
+        described |= {name: value for name, value in more.items() if value}
+    transport = how.transport
+    if transport is None:
+        parallel = workers > 1 if how.processes is None else how.processes
+        transport = _Here(worker, workers if parallel else 0, how.absent or nobody)
+    elif workers > 1 or how.processes or how.absent or how.watch:
+        raise UserError("the transport given decides where clients run: leave out workers, processes, absent and watch")
+    test = TestSet(worker, data, len(clients), recipe.evaluate_on)
+    return PreparedRun(recipe, worker, data, test, transport, path, described, how)
 
 
 def nobody(step: int, client: str) -> bool:
@@ -255,42 +283,49 @@ class _Here:
 
 
 @dataclass(frozen=True)
-class _Prepared:
+class PreparedRun:
     """A run that was checked. Nothing is written yet, and no process has started.
 
     Attributes:
         described: the configuration, as the folder keeps it.
     """
 
+    recipe: Recipe[Method]
     worker: Worker
     data: FederatedData
     test: TestSet
     transport: MakesTransport
     folder: Path | None
     described: Mapping[str, Any]
-    on_start: Callable[[], None]
-    on_step: Callable[[Row], None]
-    stop_after: int | None
-    trackers: tuple[str, ...]
-    quiet: bool
+    how: How
 
-    @property
-    def steps(self) -> int:
-        """The number of steps of the whole run."""
-        return self.worker.setup.method.steps(len(self.worker.clients))
+    def end(self) -> Result:
+        """Do all steps, with a bar on a terminal, and return the result."""
+        method, dataset, how = self.recipe.method, self.data.dataset, self.how
+        total = method.steps(len(self.worker.clients))
+        with bar(method.title(), total, quiet=how.quiet) as advance:
 
-    def ends(self) -> Generator[End, None, End]:
+            def on_step(row: Row) -> None:
+                advance(measured(dataset.task.headline, row), row["step"])
+                how.on_step(row)
+
+            result = self.result(last(self.ends(on_step)))
+        guess, lr = dataset.task.guess(dataset.outputs), self.recipe.training.lr
+        if result.metrics and (line := divergence(result.metrics[-1], guess, lr)):
+            warnings.warn(line, DivergenceWarning, stacklevel=3)
+        return result
+
+    def ends(self, on_step: Callable[[Row], None]) -> Generator[End, None, End]:
         """Yield what the run has after each step, and return what it has at the end."""
         setup, held, place = self.worker.setup, self.worker.clients, self.folder and self.folder / "clients"
         folder = RunFolder(self.folder, self.described) if self.folder else None
-        self.on_start()
+        self.how.on_start()
 
         def begun(state: State, written: Mapping[str, str] | None) -> Transport:
             return self.transport(Start(setup, held, state, place, written))
 
-        following = tracking.following(self.trackers, self.folder, self.described, self.on_step)
-        with closing(folder) if folder else nullcontext(), following as on_step:
-            every = self.described["evaluate_every"]
+        following = tracking.following(self.how.track, self.folder, self.described, on_step)
+        with closing(folder) if folder else nullcontext(), following as followed:
             run = Run(
                 setup,
                 tuple(held),
@@ -298,15 +333,15 @@ class _Prepared:
                 self.test.with_trained,
                 self.test.build,
                 folder,
-                every,
-                on_step,
-                stop_after=self.stop_after,
+                self.recipe.evaluate_every,
+                followed,
+                stop_after=self.how.stop_after,
             )
             return (yield from run.steps())
 
     def results(self) -> Generator[Result, None, None]:
         """Yield the result so far after each step."""
-        with closing(self.ends()) as ends:
+        with closing(self.ends(self.how.on_step)) as ends:
             yield from map(self.result, ends)
 
     def result(self, end: End) -> Result:
@@ -325,8 +360,6 @@ def as_method(method: Any, data: Any) -> Method:
     if isinstance(data, Method) or (isinstance(data, type) and issubclass(data, Method)):
         raise UserError("run takes the method first, then the data: ekiden.run(method, data)")
     if isinstance(method, str):
-        from ekiden.methods import method_named  # noqa: PLC0415  (`import ekiden` stays light)
-
         outside.trust(method)
         method = method_named(method)
     if isinstance(method, type) and issubclass(method, Method):
@@ -353,32 +386,32 @@ def as_federation(data: Any) -> FederatedData:
     )
 
 
-def _measured(data: FederatedData, metric: Any) -> FederatedData:
+def _measure(metric: Any) -> Metric:
+    """Return the user's own metric."""
+    return metric if isinstance(metric, Metric) else own_metric(metric)
+
+
+def with_metric(data: FederatedData, metric: Any) -> FederatedData:
     """Return the federation with the headline metric that the user means."""
-    if not metric:
-        _ = data.dataset.task.headline  # exists
-        return data
     if isinstance(metric, str):
         outside.trust(metric)
-    if callable(metric) and not isinstance(metric, Metric):
-        metric = own_metric(metric)
-    data = data.with_task(replace(data.dataset.task, metric=metric))
+    if metric:
+        named = metric if isinstance(metric, str) else _measure(metric)
+        data = data.with_task(replace(data.dataset.task, metric=named))
     _ = data.dataset.task.headline  # exists
     return data
 
 
-def describe(setup: Setup, clients: Sequence[ClientData], *, digests: bool = True) -> dict[str, Any]:
+def describe(
+    recipe: Recipe[Method], setup: Setup, clients: Sequence[ClientData], *, digests: bool = True
+) -> dict[str, Any]:
     """Return the configuration of a run. Digests of data and model take time, so only runs with a folder have them."""
-    from ekiden.methods import written  # noqa: PLC0415  (`import ekiden` stays light)
-
     found = {"data": data_digests(clients), "model": model_digest(setup)} if digests else None
     return {
-        **written(setup.method),
+        "recipe": recipe.to_json(),
         "steps": setup.method.steps(len(clients)),
-        "training": asdict(setup.training),
         "selection": setup.method.selection(setup.training.select),
         "hardware": asdict(setup.hardware),
-        "seed": setup.seed,
         "dataset": setup.dataset.name,
         "clients": {c.name: [len(c.train), len(c.val), len(c.test)] for c in clients},
         "model_bytes": model_bytes(setup),

@@ -11,18 +11,20 @@ import torch
 from torch import Tensor
 
 from ekiden import models
-from ekiden.api import as_federation
+from ekiden.api import as_federation, with_metric
 from ekiden.base.errors import UserError, counted, unknown
 from ekiden.base.files import is_held
 from ekiden.base.outside import require_extra
 from ekiden.data import NAMED, Dataset, Description, Iid, description, frames, load, split
+from ekiden.data.origin import coming_from
 from ekiden.data.samples import FederatedData
 from ekiden.data.tasks import Metric
 from ekiden.engine.drive import Row
 from ekiden.engine.folder import read_config, read_lines
 from ekiden.engine.setup import check_same_data, core_count
-from ekiden.methods import METHODS, method_of
+from ekiden.methods import METHODS
 from ekiden.methods.gossip.blocks import topology as graphs
+from ekiden.recipe import recipe_of
 from ekiden.results.result import LoadedModel, ModelSource, Result
 from ekiden.runs import launch, summary
 from ekiden.runs.plan import federation_in, in_memory, plan_in, rerun
@@ -74,8 +76,9 @@ def resume(
     if network is None and config["network"] is None:
         raise UserError(f"{in_memory(config)}: give it as network")
     own = {name: config[name] for name in config.get("own", ())}
-    more = {"metric": metric or config["task"].get("metric", ""), "track": trackers, "quiet": quiet}
-    return rerun(config, method_of(config), held, network or config["model"], path, config=own, **more)
+    held = coming_from(with_metric(held, metric or config["task"].get("metric", "")), held.origin)
+    more = {"track": trackers, "quiet": quiet}
+    return rerun(config, recipe_of(config["recipe"]), held, network, path, config=own, **more)
 
 
 def evaluate(
@@ -101,7 +104,7 @@ def evaluate(
     result = open_run(folder, network=network)
     if is_silos(data):
         data = as_federation(data)
-        check_same_data(result.config, method_of(result.config), data, Path(folder))
+        check_same_data(result.config, recipe_of(result.config["recipe"]).method, data, Path(folder))
     return result.evaluate(data, client=client, **columns)
 
 

@@ -27,13 +27,14 @@ from ekiden.base.checks import (
 from ekiden.data import Dirichlet, Pathological, Reading
 from ekiden.engine.method import Method
 from ekiden.methods import METHODS, FedELMY, FedGram, FedSeq, FedTasuki, MAEcho
+from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan, from_json
 from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
 from tests.conformance.ridge import Ridge
 
 KINDS: tuple[type[Any], ...] = (*METHODS, Ridge, Training, Hardware)
 SETTINGS: list[Checked] = [kind() for kind in KINDS]
-SETTINGS += [Plan(FedSeq()), RemotePlan(FedSeq()), Reading()]
+SETTINGS += [Recipe(FedSeq()), Plan(Recipe(FedSeq())), RemotePlan(Recipe(FedSeq())), Reading()]
 WRONG: dict[object, list[object]] = {
     int: ["3", 3.5, True, None, [1], float("nan")],
     float: ["x", "0.1", True, None, float("nan"), float("inf"), -float("inf"), 10**400],
@@ -70,7 +71,7 @@ def test_every_field_of_a_method_can_be_checked() -> None:
         for f in fields(settings):  # type: ignore[arg-type]
             hint = get_type_hints(type(settings), include_extras=True)[f.name]
             known = base(hint) in WRONG or hint in (Training, Hardware, Reading) or None.__class__ in get_args(hint)
-            assert known or f.name == "method", f"{type(settings).__name__}.{f.name}: {hint}"
+            assert known or f.name in ("method", "recipe"), f"{type(settings).__name__}.{f.name}: {hint}"
 
 
 @pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.title())
@@ -97,13 +98,19 @@ def test_counts_of_methods_are_not_negative(kind: type[Method]) -> None:
         (lambda: FedSeq(epochs=-(10**30)), f"--epochs -{'1' + 30 * '0'} is out of range: it must be 1 or more"),
         (lambda: FedTasuki(recall=0.5, widen=0.5), "--recall 0.5 is out of range: it must be with widen below 1"),
         (lambda: MAEcho(step=2), "--step 2 is out of range: it must be above 0 and below 2"),
-        (lambda: Plan("fedseq"), "--method 'fedseq' is of the wrong type: it must be of type Method"),  # type: ignore[type-var]
-        (lambda: Plan(FedSeq(), training={"lr": 1}), "--training {'lr': 1} is of the wrong type: it must be of type"),  # type: ignore[arg-type]
+        (lambda: Plan(Recipe("fedseq")), "--method 'fedseq' is of the wrong type: it must be of type Method"),  # type: ignore[type-var]
+        (
+            lambda: Recipe(FedSeq(), training={"lr": 1}),  # type: ignore[arg-type]
+            "--training {'lr': 1} is of the wrong type: it must be of type",
+        ),
         (lambda: Dirichlet("0.5"), "beta '0.5' is of the wrong type: it must be a number"),  # type: ignore[arg-type]
         (lambda: Pathological(2.5), "classes-per-client 2.5 is of the wrong type: it must be a whole number"),  # type: ignore[arg-type]
         (lambda: Augment(flip=1), "flip 1 is of the wrong type: it must be True or False"),  # type: ignore[arg-type]
-        (lambda: Plan(FedSeq(), clients=0), "--clients 0 is out of range: it must be 1 or more"),
-        (lambda: Plan(FedSeq(), clients="4"), "--clients '4' is of the wrong type: it must be a whole number, 1 or"),  # type: ignore[arg-type]
+        (lambda: Plan(Recipe(FedSeq()), clients=0), "--clients 0 is out of range: it must be 1 or more"),
+        (
+            lambda: Plan(Recipe(FedSeq()), clients="4"),  # type: ignore[arg-type]
+            "--clients '4' is of the wrong type: it must be a whole number, 1 or",
+        ),
         (lambda: FedSeq(epochs=[1] * 99), "--epochs [1, 1, 1, 1, 1, 1, ...] is of the wrong type"),  # type: ignore[arg-type]
     ],
 )
@@ -125,10 +132,10 @@ def test_equal_settings_are_equal_as_json() -> None:
 
 
 def test_stored_plans_are_checked() -> None:
-    values = Plan(FedSeq()).to_json()
-    assert from_json(json.loads(json.dumps(values))) == Plan(FedSeq())
-    values["training"]["select"] = "lastt"
-    with pytest.raises(UserError, match=r"plan cannot be read .training.select 'lastt' is unknown"):
+    values = Plan(Recipe(FedSeq())).to_json()
+    assert from_json(json.loads(json.dumps(values))) == Plan(Recipe(FedSeq()))
+    values["recipe"]["training"]["select"] = "lastt"
+    with pytest.raises(UserError, match=r"settings of fedseq cannot be read .training.select 'lastt' is unknown"):
         from_json(values)
 
 

@@ -6,12 +6,15 @@ from dataclasses import fields
 import pytest
 
 from ekiden import Hardware, Training, UserError
+from ekiden.cli import silos
 from ekiden.cli.app import COMMANDS, call
 from ekiden.cli.runs import RunOptions, overview, run_options
 from ekiden.data import Reading
 from ekiden.engine.method import Method
 from ekiden.methods import METHODS, SORTS, FedELMY, FedSeq, MAEcho, method_named
+from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan
+from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
 
 
 @pytest.mark.parametrize("kind", [FedELMY, FedSeq, MAEcho])
@@ -20,17 +23,33 @@ def test_the_help_of_a_method_fits_and_begins_with_its_own(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as stop:
-        run_options(Plan(kind()), ["--help"])
+        run_options(Plan(Recipe(kind())), ["--help"])
     assert stop.value.code == 0
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
     boxes = re.findall(r"^\n([\w-]+)$", text, re.MULTILINE)
     assert boxes == ["options", kind.title(), "data", "columns", "network", "training", "hardware", "run"]
     flags = re.findall(r"^  (--[a-z][\w-]*)", text, re.MULTILINE)
-    nested = {"method", "reading", "training", "hardware", "plan"}
-    kinds = (kind, Plan, Reading, Training, Hardware, RunOptions)
+    nested = {"recipe", "method", "reading", "training", "hardware", "plan"}
+    kinds = (kind, Recipe, Plan, Reading, Training, Hardware, RunOptions)
     wanted = {f"--{f.name.replace('_', '-')}" for one in kinds for f in fields(one) if f.name not in nested}
     assert sorted(flags) == sorted(wanted), "each once"
+
+
+def test_the_help_between_silos_has_each_flag_that_silos_allow(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        silos.run(FedSeq, ["--help"])
+    flags = re.findall(r"^  (--[a-z][\w-]*)", capsys.readouterr().out, re.MULTILINE)
+    hidden = {"recipe", "method", "training", "plan", "revises", "metric", "evaluate_on"}
+    kinds = (FedSeq, Recipe, RemotePlan, Training, silos.RemoteOptions)
+    wanted = {f"--{f.name.replace('_', '-')}" for one in kinds for f in fields(one) if f.name not in hidden}
+    assert sorted(flags) == sorted(wanted), "each once"
+
+
+@pytest.mark.parametrize("flags", [["--metric", "loss"], ["--evaluate-on", "own"]])
+def test_what_silos_decide_is_no_flag_between_silos(flags: list[str]) -> None:
+    with pytest.raises(UserError, match="--metric and --evaluate-on are for runs on one machine"):
+        silos.run(FedSeq, [*flags, "--clients", "a,b"])
 
 
 def test_the_help_of_run_is_one_screen_with_every_method() -> None:

@@ -115,7 +115,7 @@ def test_seeds_side_by_side_and_what_can_be_done_with_them(call: Call) -> None:
     printed = call("run", "fedseq", "--clients", "3", "--partition", "iid", "--seeds", "0", "1", *QUICK)
     folders = [Path("runs/fedseq-digits-seed0"), Path("runs/fedseq-digits-seed1")]
     assert [f"run folder: {folder}" in printed for folder in folders] == [True, True]
-    assert [stored(folder).seed for folder in folders] == [0, 1]
+    assert [stored(folder).recipe.seed for folder in folders] == [0, 1]
     last = [read_lines(folder / "metrics.jsonl")[-1]["accuracy"] for folder in folders]
     spread = f"{50 * (last[0] + last[1]):.2f} ± {100 * abs(last[0] - last[1]) / 2**0.5:.2f}"
     assert spread in printed
@@ -250,7 +250,10 @@ def test_hosts_of_spfl(call: Call) -> None:
     flags = ["--host", "fedprox:mu=0.1", "--rounds", "1", "--epochs", "1", "--threads", "1"]
     printed = call("run", "spfl", "--clients", "2", "--partition", "iid", *flags)
     assert "host=fedprox:mu=0.1" in printed
-    assert json.loads(Path("runs/spfl-digits-seed0/config.json").read_text())["hyperparameters"]["align_global"] == 1.0
+    assert (
+        json.loads(Path("runs/spfl-digits-seed0/config.json").read_text())["recipe"]["hyperparameters"]["align_global"]
+        == 1.0
+    )
 
 
 def test_help_shows_symbols_and_defaults(call: Call) -> None:

@@ -11,6 +11,7 @@ from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.engine.evaluation import EvaluateOn
 from ekiden.engine.method import Method
 from ekiden.methods import CriticalFL, DFedAvgM, DisPFL, FedAvg, FedPer, FedSeq, Local
+from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan, from_json
 from tests.conftest import Tiny
 
@@ -88,7 +89,7 @@ def test_the_same_after_a_resume_and_in_processes(blobs: FederatedData, tmp_path
 
 
 def test_a_plan_keeps_it() -> None:
-    own = Plan(Local(), evaluate_on="own")
+    own = Plan(Recipe(Local(), evaluate_on="own"))
     assert from_json(own.to_json()) == own
 
 
@@ -96,4 +97,4 @@ def test_refuses_an_unknown_one(blobs: FederatedData) -> None:
     with pytest.raises(UserError, match="evaluate_on 'none' is unknown: it must be one of all, own"):
         last(Local(), blobs, evaluate_on="none")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="--evaluate-on 'none' is unknown"):
-        Plan(Local(), evaluate_on="none")  # type: ignore[arg-type]
+        Plan(Recipe(Local(), evaluate_on="none"))  # type: ignore[arg-type]

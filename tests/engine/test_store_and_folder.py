@@ -37,21 +37,19 @@ from ekiden.methods import FedELMY
 from ekiden.training.weights import Weights
 from tests.conftest import Tiny
 
-CONFIG = {
-    "method": "fedelmy",
-    "hyperparameters": {},
-    "training": {},
+CONFIG: dict[str, Any] = {
+    "recipe": {
+        **dict.fromkeys(("metric", "pretrained"), ""),
+        **{"method": "fedelmy", "model": "mlp", "train": "all", "hyperparameters": {}, "training": {}},
+        **{"seed": 0, "evaluate_every": 1, "evaluate_on": "all"},
+    },
     "hardware": {},
-    "seed": 0,
     "dataset": "toy",
     "clients": {},
-    "model": "mlp",
     "model_bytes": 4,
     "selection": "best",
     "steps": 2,
     "network": "mlp",
-    "train": "all",
-    "pretrained": "",
     "frozen": {},
     "classes": ["a", "b"],
     "input": {"shape": [2], "mean": [0.0], "std": [1.0]},
@@ -446,7 +444,7 @@ def test_a_configuration_that_changed_after_the_run_began_is_refused(blobs: Fede
     go(Counting(), blobs, tmp_path / "run", stop_after=2)
     file = tmp_path / "run" / "config.json"
     config = json.loads(file.read_text())
-    file.write_text(json.dumps(config | {"evaluate_every": 7}))
+    file.write_text(json.dumps(config | {"recipe": config["recipe"] | {"evaluate_every": 7}}))
     with pytest.raises(UserError, match=r"config\.json was changed after the run began"):
         go(Counting(), blobs, tmp_path / "run", evaluate_every=7)  # as `ekiden resume` does, which reads it there
 
@@ -583,7 +581,7 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
     folder_with_a_state(tmp_path / "run")
     before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()}
     with pytest.raises(UserError, match=r"holds another run \(extra, seed differ\): choose another folder"):
-        RunFolder(tmp_path / "run", {**CONFIG, "seed": 1, "extra": 2})
+        RunFolder(tmp_path / "run", {**CONFIG, "recipe": {**CONFIG["recipe"], "seed": 1}, "extra": 2})
     assert {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before
 
 
@@ -595,7 +593,7 @@ def test_a_run_of_another_version_that_differs_names_that_version(tmp_path: Path
     with pytest.raises(
         UserError, match=r"\(hyperparameters differ\): .*; Ekiden 0\.0\.1 began this run and can continue"
     ):
-        RunFolder(tmp_path / "run", {**CONFIG, "hyperparameters": {"new": 1}})
+        RunFolder(tmp_path / "run", {**CONFIG, "recipe": {**CONFIG["recipe"], "hyperparameters": {"new": 1}}})
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:
@@ -643,7 +641,7 @@ def test_a_folder_that_died_before_its_config_is_taken_up(tmp_path: Path) -> Non
     for name in ("lock", "environment.json", ".config.json.7.tmp"):
         (tmp_path / "run" / name).write_bytes(b"{}\n" if name.startswith("env") else b"")
     assert reopened(tmp_path / "run") is None
-    assert read_config(tmp_path / "run")["seed"] == 0
+    assert read_config(tmp_path / "run")["recipe"]["seed"] == 0
 
 
 @pytest.mark.parametrize(

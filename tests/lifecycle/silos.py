@@ -12,6 +12,7 @@ from ekiden import Training
 from ekiden.base.errors import UserError
 from ekiden.cli.app import call
 from ekiden.engine.method import Method
+from ekiden.recipe import Recipe
 from ekiden.results.result import Result
 from ekiden.transports.flower.coordinator import session
 from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
@@ -49,7 +50,9 @@ class Silos:
     def run(self, method: Method, folder: Path, nodes: FakeNodes | None = None) -> Result:
         """Run a method over them, or continue it."""
         plan: RemotePlan[Method] = RemotePlan(
-            method, ",".join(SILOS), model=self.kind.network(self.root), training=TRAINING, patience=20.0
+            Recipe(method, model=self.kind.network(self.root), training=TRAINING, evaluate_every=0),
+            ",".join(SILOS),
+            patience=20.0,
         )
         return session.run(plan, nodes or self.nodes(), folder, self.public, lambda line: None, poll=0)
 

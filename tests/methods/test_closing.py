@@ -39,12 +39,11 @@ from ekiden.methods import (
     MAEcho,
     MetaFed,
     method_named,
-    method_of,
     name_of,
     with_lap,
-    written,
 )
 from ekiden.methods.exact.closing import Scales, Totals, refitted, settled, whole
+from ekiden.recipe import Recipe, recipe_of
 from ekiden.results.result import Result
 from ekiden.runs.plan import Plan, from_json
 from ekiden.runs.summary import label
@@ -312,10 +311,11 @@ def test_foreign_scales_are_refused(blobs: FederatedData) -> None:
 
 def test_a_plan_knows_the_lap() -> None:
     made = experiment.plan_of("fedseq+lap", {"epochs": 3})
-    assert made == Plan(with_lap(FedSeq(epochs=3)), hardware=made.hardware)
-    assert made != replace(made, method=FedSeq(epochs=3))
+    plain = replace(made, recipe=replace(made.recipe, method=FedSeq(epochs=3)))
+    assert made == Plan(Recipe(with_lap(FedSeq(epochs=3))), hardware=made.hardware)
+    assert made != plain
     assert from_json(json.loads(json.dumps(made.to_json()))) == made
-    assert flat(made) == flat(replace(made, method=FedSeq(epochs=3))) | {"method": "fedseq+lap"}
+    assert flat(made) == flat(plain) | {"method": "fedseq+lap"}
 
 
 @pytest.mark.parametrize("name", ["fedavg+lap", "FedAvg+Lap"])
@@ -326,7 +326,8 @@ def test_the_lap_is_part_of_the_name(name: str) -> None:
     assert kind() == with_lap(FedAvg()) != FedAvg()
     assert repr(with_lap(FedAvg(rounds=7))).startswith("FedAvg+lap(rounds=7, ")
     assert pickle.loads(pickle.dumps(with_lap(FedAvg(rounds=7)))) == with_lap(FedAvg(rounds=7))
-    assert method_of(written(with_lap(FedAvg(rounds=7)))) == with_lap(FedAvg(rounds=7))
+    recipe = Recipe(with_lap(FedAvg(rounds=7)))
+    assert recipe_of(recipe.to_json()) == recipe
     assert kind.traits == FedAvg.traits
 
 
@@ -357,7 +358,7 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str],
     ekiden("run", "fedseq+lap", "--out", str(tmp_path), *flags)
     ekiden("run", "fedseq", "--out", str(tmp_path / "plain"), *flags)
     config = json.loads((folder / "config.json").read_text())
-    assert (config["method"], config["steps"]) == ("fedseq+lap", 5)
+    assert (config["recipe"]["method"], config["steps"]) == ("fedseq+lap", 5)
     assert label(config).startswith("fedseq+lap (")
     shown = ekiden("show", str(folder))
     assert "fedseq+lap (" in shown

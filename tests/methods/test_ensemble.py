@@ -13,6 +13,7 @@ from ekiden.engine.method import Method, Size
 from ekiden.engine.networks import read_model
 from ekiden.methods import Ensemble
 from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel, Rule, join
+from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan, judge
 from ekiden.training.network import Network
 from tests.conftest import Tiny
@@ -141,7 +142,7 @@ def test_is_evaluated_saved_and_loaded_like_any_model(blobs: FederatedData, tmp_
 
 
 def test_the_command_line_measures_it(tmp_path: Path) -> None:
-    plan: Plan[Method] = Plan(Ensemble(epochs=1), partition="iid", clients=3, hardware=Hardware(threads=1))
+    plan: Plan[Method] = Plan(Recipe(Ensemble(epochs=1)), partition="iid", clients=3, hardware=Hardware(threads=1))
     data = plan.federation()
     result = plan.run(tmp_path / "run", data)
     test = judge(plan, data, data)

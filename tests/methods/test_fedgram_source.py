@@ -18,6 +18,7 @@ from ekiden.engine.folder import read_config
 from ekiden.engine.networks import read_model
 from ekiden.methods import FedGram, FedSeq, Local
 from ekiden.models.split import as_split
+from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan
 from ekiden.transports.flower.trust.agreement import parse
 from tests.conftest import Tiny
@@ -83,8 +84,8 @@ def test_the_features_are_those_of_the_run(source: Path, tmp_path: Path) -> None
 def test_a_changed_source_is_noticed(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lap = ran(tmp_path / "out", "fedgram", "--features", f"run:{source}")
     config = read_config(lap)
-    assert config["hyperparameters"]["features"] == config["plan"]["hyperparameters"]["features"]
-    assert config["pretrained"] == str(source / "model.safetensors")
+    assert config["recipe"]["hyperparameters"]["features"] == config["plan"]["hyperparameters"]["features"]
+    assert config["recipe"]["pretrained"] == str(source / "model.safetensors")
     for word in ("resume", "evaluate"):
         assert command(word, str(lap)) == 0
     other = ran(tmp_path / "other", "fedseq", "--epochs", "2")
@@ -151,7 +152,7 @@ def test_from_python_for_the_same_classes_and_scale_alone(tmp_path: Path) -> Non
     with pytest.raises(UserError, match="has no model"):
         in_python(tmp_path / "no", FedGram(features=f"run:{tmp_path / 'local'}"), classes)
     assert not (tmp_path / "no").exists()
-    named = str(result.config["hyperparameters"]["features"])
+    named = str(result.config["recipe"]["hyperparameters"]["features"])
     with pytest.raises(UserError, match="has no model of a run: give --features run:FOLDER"):
         in_python(tmp_path / "no", FedGram(features=named, width=220), classes, model="mlp")
 
@@ -164,8 +165,8 @@ def test_in_an_experiment_file(source: Path, tmp_path: Path) -> None:
     )
     assert command("sweep", str(file), "--out", str(tmp_path / "sweep"), "--cores", "1") == 0
     (folder,) = (p.parent for p in (tmp_path / "sweep").glob("*/model.safetensors"))
-    plan = Plan(FedGram(features=f"run:{source}"), data="digits", clients=3)
-    assert read_config(folder)["hyperparameters"] == asdict(plan.method)
+    plan = Plan(Recipe(FedGram(features=f"run:{source}")), data="digits", clients=3)
+    assert read_config(folder)["recipe"]["hyperparameters"] == asdict(plan.recipe.method)
 
 
 def test_between_machines(trained: Path, tmp_path: Path) -> None:
@@ -176,8 +177,8 @@ def test_between_machines(trained: Path, tmp_path: Path) -> None:
     result = far(method, FakeNodes(toml), tmp_path / "run", public)
     assert_equal(result, here(method))
     terms = parse((tmp_path / "run" / "agreement.json").read_text())
-    assert terms.hyperparameters["features"].startswith("run:")
-    assert str(trained) not in json.dumps(dict(terms.hyperparameters))
+    assert terms.recipe.to_json()["hyperparameters"]["features"].startswith("run:")
+    assert str(trained) not in json.dumps(terms.recipe.to_json()["hyperparameters"])
     other = ran(tmp_path / "other", "fedseq", "--epochs", "2")
     shutil.copy(other / "model.safetensors", tmp_path / "pretrained")
     with pytest.raises(UserError, match="put back"):

@@ -18,6 +18,7 @@ from ekiden.engine.networks import read_model
 from ekiden.methods import Ensemble, FedOV
 from ekiden.methods.one_shot.fedov import Mixed, OpenSet, Vote, attack, without
 from ekiden.models.split import widen
+from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan, judge
 from ekiden.training.network import Network
 from ekiden.training.objective import Work
@@ -238,7 +239,7 @@ def test_is_evaluated_saved_and_loaded_like_any_model(blobs: FederatedData, tmp_
 def test_the_command_line_measures_it(tmp_path: Path, model: str) -> None:
     size = 16 if model == "lenet" else None
     plan: Plan[Method] = Plan(
-        FedOV(epochs=1), partition="iid", clients=2, model=model, size=size, hardware=Hardware(threads=1)
+        Recipe(FedOV(epochs=1), model=model), partition="iid", clients=2, size=size, hardware=Hardware(threads=1)
     )
     data = plan.federation()
     result = plan.run(tmp_path / "run", data)

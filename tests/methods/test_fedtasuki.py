@@ -25,6 +25,7 @@ from ekiden.methods.chain.fedtasuki.fedtasuki import TeacherHandoff
 from ekiden.methods.chain.fedtasuki.statistics import measure, size
 from ekiden.methods.chain.fedtasuki.statistics import measure_means as means_of
 from ekiden.methods.chain.fedtasuki.statistics import size_of_means as means_size
+from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan
 from ekiden.training.network import Network
 from ekiden.training.objective import Forward, Loss, Objective, Work, cross_entropy
@@ -377,7 +378,7 @@ def test_only_the_last_classifier_takes_statistics_in(blobs: FederatedData) -> N
 
 
 def test_statistics_help_where_clients_have_two_classes_each() -> None:
-    data = Plan(FedTasuki(), "digits", "classes:2", 10).federation()
+    data = Plan(Recipe(FedTasuki()), "digits", "classes:2", 10).federation()
     fields: dict[str, Any] = {"hardware": Hardware(threads=1), "evaluate_every": 10}
     plain, told = (run(FedTasuki(epochs=20, statistics=s), data, "mlp", **fields) for s in (False, True))
     assert told.metrics[-1]["accuracy"] > plain.metrics[-1]["accuracy"] + 0.2
@@ -458,7 +459,7 @@ def test_recall_counts_everybody_once_in_a_second_pass(blobs: FederatedData) -> 
 
 
 def test_recall_helps_where_clients_have_two_classes_each() -> None:
-    data = Plan(FedTasuki(), "digits", "classes:2", 10).federation()
+    data = Plan(Recipe(FedTasuki()), "digits", "classes:2", 10).federation()
     fields: dict[str, Any] = {"hardware": Hardware(threads=1), "evaluate_every": 10}
     plain, told = (run(FedTasuki(epochs=20, recall=r), data, "mlp", **fields) for r in (0.0, 0.5))
     assert told.metrics[-1]["accuracy"] > plain.metrics[-1]["accuracy"] + 0.2

@@ -13,6 +13,7 @@ from ekiden import FederatedData, Hardware, Training, UserError, models, run
 from ekiden.engine.method import Method, Size
 from ekiden.engine.networks import read_model
 from ekiden.methods import PFNM, Average
+from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan, judge
 from ekiden.training.elastic import Elastic, Form, assemble, matrices
 from ekiden.training.network import Network
@@ -172,7 +173,7 @@ def test_is_evaluated_saved_and_loaded_like_any_model(blobs: FederatedData, tmp_
 
 def test_the_command_line_measures_it(tmp_path: Path) -> None:
     method = PFNM(epochs=1, gamma=50, sweeps=1)
-    plan: Plan[Method] = Plan(method, partition="iid", clients=3, hardware=Hardware(threads=1))
+    plan: Plan[Method] = Plan(Recipe(method), partition="iid", clients=3, hardware=Hardware(threads=1))
     data = plan.federation()
     result = plan.run(tmp_path / "run", data)
     test = judge(plan, data, data)

@@ -8,6 +8,7 @@ from ekiden import Training
 from ekiden.base.settings import Hardware
 from ekiden.engine.method import Method
 from ekiden.methods import FedAvg, FedELMY, FedPer, FedSeq
+from ekiden.recipe import Recipe
 from ekiden.reporting import report
 from ekiden.runs.plan import Plan
 from ekiden.tables import sweep
@@ -40,7 +41,9 @@ label = "digits"
 
 def plan(method: Method, seed: int = 0, keep: bool = False) -> Plan[Method]:
     """Digits at three clients."""
-    return Plan(method, clients=3, seed=seed, training=Training(), hardware=Hardware(threads=1), keep_trained=keep)
+    return Plan(
+        Recipe(method, seed=seed, training=Training()), clients=3, hardware=Hardware(threads=1), keep_trained=keep
+    )
 
 
 def make(plan: Plan[Method], folder: Path, **about: object) -> Path:

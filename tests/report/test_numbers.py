@@ -16,6 +16,7 @@ from ekiden.engine.method import Method
 from ekiden.engine.store import read_trained
 from ekiden.engine.transport import Transfer
 from ekiden.methods import FedAvg, FedELMY, FedSeq
+from ekiden.recipe import Recipe
 from ekiden.reporting import figures
 from ekiden.reporting.figures import flows, hops, lost_points
 from ekiden.reporting.models import Opener, accuracies, embedding, surface, trained
@@ -71,25 +72,32 @@ def test_who_trained_when(
 @pytest.mark.parametrize(
     "wanted",
     [
-        Plan(FedSeq()),
-        Plan(FedELMY(models=2, alpha=0.06, average_start=False, form="released"), seed=3, clients=4, keep_trained=True),
+        Plan(Recipe(FedSeq())),
         Plan(
-            FedAvg(server_optimizer="adam", server_lr=0.01),
+            Recipe(FedELMY(models=2, alpha=0.06, average_start=False, form="released"), seed=3),
+            clients=4,
+            keep_trained=True,
+        ),
+        Plan(
+            Recipe(FedAvg(server_optimizer="adam", server_lr=0.01), evaluate_every=5),
             "a folder/with space",
             "domains:a,b",
             size=32,
-            evaluate_every=5,
         ),
-        Plan(FedSeq(order="b,a"), training=Training(lr=5e-5, mean=(0.5,), std=(0.25,), augment=False, select="last")),
-        Plan(FedSeq(), evaluate_on="own"),
-        Plan(FedSeq(), model="cnn", val_fraction=0.0, workers=2, hardware=Hardware("cuda:1", 2, "bf16", True)),
+        Plan(
+            Recipe(
+                FedSeq(order="b,a"), training=Training(lr=5e-5, mean=(0.5,), std=(0.25,), augment=False, select="last")
+            )
+        ),
+        Plan(Recipe(FedSeq(), evaluate_on="own")),
+        Plan(Recipe(FedSeq(), model="cnn"), val_fraction=0.0, workers=2, hardware=Hardware("cuda:1", 2, "bf16", True)),
     ],
 )
 def test_the_command_of_a_plan_is_read_as_that_plan(wanted: Plan[Method]) -> None:
     words = shlex.split(command(wanted))
-    assert words[:3] == ["ekiden", "run", wanted.method.title()]
-    kind = type(wanted.method)
-    assert run_options(Plan(kind()), words[3:]).plan == wanted
+    assert words[:3] == ["ekiden", "run", wanted.recipe.method.title()]
+    kind = type(wanted.recipe.method)
+    assert run_options(Plan(Recipe(kind())), words[3:]).plan == wanted
 
 
 def test_the_pool_is_kept_and_nothing_else_changes(runs: Path, tmp_path: Path) -> None:

@@ -205,8 +205,11 @@ def test_methods_that_occur_twice_are_told_apart_by_what_differs(runs: Path, tmp
 
 def test_runs_of_other_data_or_precision_are_no_seeds_of_one_method(runs: Path, tmp_path: Path) -> None:
     plain = plan(FedSeq(epochs=4))
-    make(replace(plain, seed=1, hardware=replace(plain.hardware, precision="bf16")), tmp_path / "bf16")
-    make(replace(plain, seed=2, tune=True), tmp_path / "tuned")
+    make(
+        replace(plain, recipe=replace(plain.recipe, seed=1), hardware=replace(plain.hardware, precision="bf16")),
+        tmp_path / "bf16",
+    )
+    make(replace(plain, recipe=replace(plain.recipe, seed=2), tune=True), tmp_path / "tuned")
     found = collect([runs / "fedseq", tmp_path / "bf16", tmp_path / "tuned"])
     assert [(group.name, len(group.runs)) for group in found.groups] == [
         ("FedSeq (precision=float32)", 1),
@@ -257,9 +260,9 @@ def test_labels_are_shown_as_they_are(tmp_path: Path) -> None:
 
 
 def test_a_diverged_run_is_reported(tmp_path: Path) -> None:
-    diverging = replace(
-        plan(FedAvg(rounds=1, epochs=1), keep=True), training=Training(lr=1e25, optimizer="sgd", batch_size=10_000)
-    )
+    good = plan(FedAvg(rounds=1, epochs=1), keep=True)
+    training = Training(lr=1e25, optimizer="sgd", batch_size=10_000)
+    diverging = replace(good, recipe=replace(good.recipe, training=training))
     with np.errstate(all="ignore"):
         with pytest.warns(DivergenceWarning):
             run = make(diverging, tmp_path / "run")

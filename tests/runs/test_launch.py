@@ -10,6 +10,7 @@ from rich.console import Console
 
 from ekiden.data import Dataset, FederatedData
 from ekiden.methods import FedSeq
+from ekiden.recipe import Recipe
 from ekiden.runs.launch import Board, Event, LaunchedRun, Lines, RunEnd, execute
 from ekiden.runs.plan import Plan
 
@@ -32,7 +33,7 @@ class Faulty(Plan[FedSeq]):
 
 def test_neither_a_kill_nor_a_fault_stops_the_others(tmp_path: Path) -> None:
     method = FedSeq(epochs=1)
-    plans = [Dying(method), Faulty(method), Plan(method, clients=2)]
+    plans = [Dying(Recipe(method)), Faulty(Recipe(method)), Plan(Recipe(method), clients=2)]
     heard: list[Event | RunEnd] = []
     jobs = [LaunchedRun(plan, tmp_path / str(i)) for i, plan in enumerate(plans)]  # type: ignore[arg-type]
     outcomes = execute(jobs, heard.append, cores=3, apart=True)
@@ -46,7 +47,7 @@ def test_neither_a_kill_nor_a_fault_stops_the_others(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_finished_before_says_how_many_steps_it_has(tmp_path: Path) -> None:
-    job = LaunchedRun(Plan(FedSeq(epochs=1), clients=2), tmp_path / "run")
+    job = LaunchedRun(Plan(Recipe(FedSeq(epochs=1)), clients=2), tmp_path / "run")
     for _ in ("the run", "the same again"):
         printed = io.StringIO()
         execute([job], Lines(Console(file=printed), [job]), cores=1)
@@ -62,7 +63,7 @@ def test_lines_are_few_where_steps_are_many(tmp_path: Path, monkeypatch: pytest.
     printed = io.StringIO()
     now = [0.0]
     monkeypatch.setattr("ekiden.runs.launch.time.monotonic", lambda: now[0])
-    lines = Lines(Console(file=printed), [LaunchedRun(Plan(FedSeq(), seed=5), tmp_path / "[one]")])
+    lines = Lines(Console(file=printed), [LaunchedRun(Plan(Recipe(FedSeq(), seed=5)), tmp_path / "[one]")])
     lines(Event(0, "loading data"))
     lines(Event(0, "starting", total=1001))
     for step in range(1, 1002):
@@ -82,7 +83,7 @@ def test_a_long_step_gives_a_sign_of_life_each_minute(tmp_path: Path, monkeypatc
     printed = io.StringIO()
     now = [0.0]
     monkeypatch.setattr("ekiden.runs.launch.time.monotonic", lambda: now[0])
-    lines = Lines(Console(file=printed), [LaunchedRun(Plan(FedSeq()), tmp_path / "one")])
+    lines = Lines(Console(file=printed), [LaunchedRun(Plan(Recipe(FedSeq())), tmp_path / "one")])
     lines(Event(0, "starting", total=4))
     for epoch in range(1, 201):
         now[0] += 1

@@ -9,6 +9,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from ekiden.methods import FedSeq
+from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan
 
 SIZES = ((16, 16), (20, 20), (31, 22), (12, 40))
@@ -49,7 +50,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_on_pictures(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run on them: colour, 20 pixels, scaled."""
     folder = tmp_path_factory.mktemp("runs") / "pictures"
-    plan = Plan(FedSeq(epochs=3), str(pictures), "iid", 2, 20, model="lenet")
+    plan = Plan(Recipe(FedSeq(epochs=3), model="lenet"), str(pictures), "iid", 2, 20)
     plan.run(folder, plan.federation())
     return folder
 
@@ -60,6 +61,6 @@ def run_on_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "digits"
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("EKIDEN_DATA", raising=False)
-        plan = Plan(FedSeq(epochs=2), "digits", "iid", 3, model="mlp")
+        plan = Plan(Recipe(FedSeq(epochs=2), model="mlp"), "digits", "iid", 3)
         plan.run(folder, plan.federation())
     return folder

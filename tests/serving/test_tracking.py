@@ -23,8 +23,8 @@ class Noting:
     known = 0
     fails_at = -1
 
-    def begin(self, folder: Path, config: Mapping[str, object]) -> int:
-        self.told.append(("begin", config["hyperparameters"]))
+    def begin(self, folder: Path, config: Mapping[str, dict[str, object]]) -> int:
+        self.told.append(("begin", config["recipe"]["hyperparameters"]))
         return self.known
 
     def step(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -52,9 +52,9 @@ def steps(told: list[tuple[str, object]]) -> list[int]:
 def test_each_row_is_told_once_and_then_the_model(blobs: FederatedData, tmp_path: Path, noting: type[Noting]) -> None:
     result = run(METHOD, blobs, Tiny(), folder=tmp_path / "run", track="noting")
     rows = [("step", (row["step"], row["accuracy"])) for row in result.metrics]
-    assert result.config["hyperparameters"]["rounds"] == 3
+    assert result.config["recipe"]["hyperparameters"]["rounds"] == 3
     assert noting.told == [
-        ("begin", result.config["hyperparameters"]),
+        ("begin", result.config["recipe"]["hyperparameters"]),
         *rows,
         ("end", tmp_path / "run" / "model.safetensors"),
     ]

@@ -71,17 +71,17 @@ def test_a_table() -> None:
     assert found.methods_in_rows
     a, b, c, d, e, _ = found.cells
     assert a.plan is not None
-    assert a.plan.method == FedELMY(models=2, warmup=3, epochs=20)
-    assert (a.plan.training.lr, a.plan.clients, a.plan.partition) == (0.5, 4, "iid")
+    assert a.plan.recipe.method == FedELMY(models=2, warmup=3, epochs=20)
+    assert (a.plan.recipe.training.lr, a.plan.clients, a.plan.partition) == (0.5, 4, "iid")
     assert a.plan.hardware.threads == 1
     assert a.published == Published(39.5, 1.25)
     assert b.plan is not None
-    assert b.plan.method == FedELMY(epochs=20), "what the first column says to FedELMY is not for the second"
-    assert b.plan.training.lr == 1.0
+    assert b.plan.recipe.method == FedELMY(epochs=20), "what the first column says to FedELMY is not for the second"
+    assert b.plan.recipe.training.lr == 1.0
     assert b.published == Published(40.0)
     assert c.plan is not None
     assert d.plan is not None
-    assert (c.plan.method, d.plan.method) == (FedSeq(epochs=50), FedSeq(epochs=60))
+    assert (c.plan.recipe.method, d.plan.recipe.method) == (FedSeq(epochs=50), FedSeq(epochs=60))
     assert (c.metric, d.metric, c.differs) == ("accuracy", "client_mean", "longer")
     assert c.published is None
     assert d.published == Published(12.345)
@@ -100,7 +100,7 @@ def test_a_budget_makes_runs_cheaper_and_says_so() -> None:
     assert (found.seeds, found.all_seeds) == ((3, 4), 3)
     a, b, c, *_ = found.cells
     assert a.plan is not None
-    assert a.plan.method == FedELMY(models=2, warmup=2, epochs=2)
+    assert a.plan.recipe.method == FedELMY(models=2, warmup=2, epochs=2)
     assert a.scaled == (Scaled("epochs", 20, 2), Scaled("warmup", 3, 2))
     assert b.scaled[1] == Scaled("warmup", 30, 15)
     assert c.scaled == (Scaled("epochs", 50, 5),)
@@ -124,8 +124,8 @@ def test_a_list_of_values_is_a_grid() -> None:
     plans = [cell.plan for cell in found.cells]
     assert plans[0] is not None
     assert plans[-1] is not None
-    assert (plans[0].method, plans[0].clients, plans[0].partition) == (Local(epochs=1), 2, "iid")
-    assert (plans[-1].method, plans[-1].clients, plans[-1].partition) == (Local(epochs=2), 3, "dirichlet:0.5")
+    assert (plans[0].recipe.method, plans[0].clients, plans[0].partition) == (Local(epochs=1), 2, "iid")
+    assert (plans[-1].recipe.method, plans[-1].clients, plans[-1].partition) == (Local(epochs=2), 3, "dirichlet:0.5")
 
 
 MISTAKES = [
@@ -223,7 +223,7 @@ def test_a_published_table_expands(file: Path) -> None:
                 continue
             assert from_json(json.loads(json.dumps(cell.plan.to_json()))) == cell.plan
             domains = cell.plan.partition.startswith("domains") and cell.plan.partition.count(",") + 1
-            cell.plan.method.check([f"client-{i}" for i in range(cell.plan.clients or domains or 10)])
+            cell.plan.recipe.method.check([f"client-{i}" for i in range(cell.plan.clients or domains or 10)])
 
 
 def test_the_tables_of_the_papers_are_there() -> None:
@@ -237,9 +237,12 @@ def test_the_tables_of_the_papers_are_there() -> None:
 @pytest.mark.parametrize("name", ["fedelmy-table9", "fedelmy-table9-cnn"])
 def test_ma_echo_in_the_table_of_another_paper_is_trained_as_in_its_own(name: str) -> None:
     found = experiment.read(FILES[0].parent / f"{name}.toml")
-    used = {(c.plan.training.optimizer, c.plan.training.lr, c.plan.training.momentum) for c in cells(found, "MA-Echo")}
+    used = {
+        (c.plan.recipe.training.optimizer, c.plan.recipe.training.lr, c.plan.recipe.training.momentum)
+        for c in cells(found, "MA-Echo")
+    }
     assert used == {("sgd", 0.01, 0.5)}
-    assert {c.plan.training.optimizer for c in cells(found, "FedELMY in parallel")} == {"adam"}
+    assert {c.plan.recipe.training.optimizer for c in cells(found, "FedELMY in parallel")} == {"adam"}
 
 
 def cells(found: Experiment, row: str) -> list[Any]:

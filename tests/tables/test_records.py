@@ -11,6 +11,7 @@ from rich.console import Console
 from ekiden.base.errors import UserError
 from ekiden.engine.method import Method
 from ekiden.methods import FedSeq
+from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan, stored
 from ekiden.runs.summary import Summary, about, comparison, label, summarise
 from ekiden.tables import experiment, ledger, records, sweep, verdicts
@@ -288,7 +289,7 @@ def test_a_damaged_run_takes_no_other_with_it(done: tuple[sweep.Sweep, Path], tm
     with open(lines.folder / "times.jsonl", "ab") as times:
         times.write(b"\0\0\n")
     config = json.loads((version.folder / "config.json").read_text())
-    config["training"]["new"] = config["plan"]["training"]["new"] = 1
+    config["recipe"]["training"]["new"] = config["plan"]["training"]["new"] = 1
     (version.folder / "config.json").write_text(json.dumps(config))
     config = json.loads((plan.folder / "config.json").read_text())
     config["plan"]["new"] = 1
@@ -364,7 +365,7 @@ def test_a_record_says_what_local_training_returned() -> None:
     kept = {one.cell.label: one.result for one in swept.runs() if one.seed == 0 and one.cell.row == "FedOV"}
     found = kept["FedOV / PACS"]
     assert found is not None
-    assert (found.config["training"]["select"], found.config["selection"]) == ("best", "last")
+    assert (found.config["recipe"]["training"]["select"], found.config["selection"]) == ("best", "last")
     assert "select last" in about(found)
     assert "select=" not in label(found.config)
     assert "| FedOV (N models) | PACS | 58." in ledger.section(swept)
@@ -415,12 +416,12 @@ def test_a_network_in_a_folder_counts_where_its_folder_is_not(tmp_path: Path, mo
     (tmp_path / "models" / "small").mkdir(parents=True)
 
     def named(model: str) -> Plan[Method]:
-        return Plan(FedSeq(), model=model, pretrained="start.safetensors")
+        return Plan(Recipe(FedSeq(), model=model, pretrained="start.safetensors"))
 
     with_folder = named("hf:models/small")
     (tmp_path / "models" / "small").rmdir()
     without = named("hf:models/small")
-    assert with_folder.model != without.model
+    assert with_folder.recipe.model != without.recipe.model
     assert sweep.flat(with_folder) == sweep.flat(without)
     assert sweep.flat(with_folder) != sweep.flat(named("hf:models/large"))
 

@@ -14,10 +14,10 @@ import pyarrow.parquet
 import pytest
 from rich.console import Console
 
-from ekiden import api
 from ekiden.base.errors import UserError
 from ekiden.data.tasks import Classification, recorded
 from ekiden.methods import Centralized, FedSeq, Local
+from ekiden.recipe import Recipe
 from ekiden.runs import summary
 from ekiden.runs.plan import Plan
 from ekiden.runs.summary import Summary, duration, label, size, summarise
@@ -105,7 +105,7 @@ def test_places_are_among_rows_or_columns() -> None:
     assert verdicts.ranks(found, [seq, local]) == {seq.cell.slug: 2, local.cell.slug: 1}
     across = replace(found, methods_in_rows=False)
     assert verdicts.ranks(across, [seq, local]) == {}, "each alone in its row"
-    pooled = result(replace(found.cells[0], row="all", plan=Plan(Centralized())), 90.0)
+    pooled = result(replace(found.cells[0], row="all", plan=Plan(Recipe(Centralized()))), 90.0)
     assert verdicts.ranks(found, [seq, local, pooled]) == {seq.cell.slug: 2, local.cell.slug: 1}, "a yardstick has none"
 
 
@@ -138,22 +138,22 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> sweep.Sweep:
 def test_the_page_holds_what_the_runs_hold(done: sweep.Sweep) -> None:
     page = ledger.page([sweep.opened(done.folder)])
     runs = [summarise(run.folder) for run in done.runs()[:3]]
-    seq = [100 * run.last["accuracy"] for run in runs if run.config["method"] == "fedseq"]
+    seq = [100 * run.last["accuracy"] for run in runs if run.config["recipe"]["method"] == "fedseq"]
     assert len(seq) == 2
     mean, std = sum(seq) / 2, abs(seq[0] - seq[1]) / 2**0.5
-    last = [run.last for run in runs if run.config["method"] == "fedseq"]
+    last = [run.last for run in runs if run.config["recipe"]["method"] == "fedseq"]
     sent = size(last[0]["bytes"])
     assert last[0]["bytes"] == last[1]["bytes"] > 0
     passes, alone = (
         f"{sum(row['forward'] + 2 * row['backward'] for row in rows) / len(rows) / 1e6:,.3g}"
-        for rows in (last, [run.last for run in runs if run.config["method"] == "local"])
+        for rows in (last, [run.last for run in runs if run.config["recipe"]["method"] == "local"])
     )
     compared = Comparison(mean, std, 2, Published(10.0, 1.0))
     assert compared.t is not None
     says = (f"{compared.t:+.2f} ({compared.limit:.2f})", compared.verdict, compared.former)
     values = (f"{mean:.2f} ± {std:.2f}", "0, 1", sent, passes, "10.00 ± 1.00", f"{mean - 10:+.2f}", *says)
     assert f"| FedSeq | digits | {' | '.join(values)} |" in page
-    local = next(100 * run.last["client_mean"] for run in runs if run.config["method"] == "local")
+    local = next(100 * run.last["client_mean"] for run in runs if run.config["recipe"]["method"] == "local")
     assert (
         f"| Local | digits | {local:.2f} | 0 | 0 B | {alone} | 20.125 | {local - 20.125:+.2f} |  | no spread known"
         in page
@@ -185,7 +185,7 @@ def test_a_smaller_budget_is_written_on_everything(tmp_path: Path) -> None:
     run = summarise(made.runs()[0].folder)
     assert run.config["sweep"]["budget"] == "small"
     assert run.config["sweep"]["scaled"] == [{"name": "epochs", "full": 2, "used": 1}]
-    assert run.config["hyperparameters"]["epochs"] == 1
+    assert run.config["recipe"]["hyperparameters"]["epochs"] == 1
     assert label(run.config).endswith(", budget small: epochs 1 of 2")
     page = ledger.section(sweep.opened(made.folder))
     assert "Budget small: epochs 1 of 2, 1 of 2 seeds." in page
@@ -314,7 +314,7 @@ def test_a_run_that_cannot_be_read_is_named(done: sweep.Sweep, tmp_path: Path) -
 
 def test_cells_are_named_by_row_and_column() -> None:
     cells = [
-        Cell(row, column, Plan(FedSeq() if "Seq" in row else Local()))
+        Cell(row, column, Plan(Recipe(FedSeq() if "Seq" in row else Local())))
         for row in ("FedSeq", "FedSeq long", "Local")
         for column in ("PACS", "PACS E=2", "PACS E=20")
     ]
@@ -333,7 +333,7 @@ def test_cells_are_named_by_row_and_column() -> None:
 
 
 def test_a_run_killed_while_it_wrote_its_result_is_not_finished(tmp_path: Path) -> None:
-    plan = Plan(Local(epochs=1), clients=2)
+    plan = Plan(Recipe(Local(epochs=1)), clients=2)
     plan.run(tmp_path / "run", plan.federation())
     assert summarise(tmp_path / "run").finished
     (tmp_path / "run" / "personal" / "client-1.safetensors").unlink()
@@ -344,16 +344,15 @@ def test_a_run_killed_while_it_wrote_its_result_is_not_finished(tmp_path: Path) 
 
 def test_a_result_of_an_earlier_step_does_not_outlive_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped after a step, continued, and killed between the last state and the result."""
-    plan, folder = Plan(FedSeq(epochs=1), clients=2), tmp_path / "run"
+    plan, folder = Plan(Recipe(FedSeq(epochs=1)), clients=2), tmp_path / "run"
     data = plan.federation()
-    config = {"plan": plan.to_json()}
-    api.run(plan.method, data, folder=folder, config=config, stop_after=1)
+    plan.run(folder, data, stop_after=1)
     early = (folder / "model.safetensors").read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr("ekiden.engine.run.write_models", lambda *args: None)
-        api.run(plan.method, data, folder=folder, config=config)
+        plan.run(folder, data)
     assert summarise(folder).last["step"] == 2
     assert not summarise(folder).finished
-    api.run(plan.method, data, folder=folder, config=config)
+    plan.run(folder, data)
     assert summarise(folder).finished
     assert (folder / "model.safetensors").read_bytes() != early

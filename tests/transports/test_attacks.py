@@ -11,6 +11,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from ekiden.methods import METHODS, DFedAvgM, FedAvg, FedGram, FedKrylov, FedSeq
 from ekiden.methods.blocks.rounds import Reply
 from ekiden.methods.exact.fedgram import Summing
 from ekiden.models import build
+from ekiden.recipe import Recipe
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
 from ekiden.transports.flower.coordinator import remote_plan, session
@@ -84,7 +86,10 @@ class Attacker:
         return Reader(SERVER, step, sealing.public_of(self.key))
 
     def under(self, **changes: Any) -> "Attacker":
-        other = Attacker(self.nodes, replace(self.terms, **changes))
+        recipe = copy(self.terms.recipe)  # changed as no party may change its own: unchecked
+        for name in {f.name for f in fields(recipe)} & changes.keys():
+            object.__setattr__(recipe, name, changes.pop(name))
+        other = Attacker(self.nodes, replace(self.terms, recipe=recipe, **changes))
         other.key = self.key
         return other
 
@@ -569,7 +574,7 @@ def test_large_runs_are_refused_before_they_are_built(
     terms = replace(terms_in(nodes), run=secrets.token_hex(8), keys=())
     if crowd := more.pop("crowd", 0):
         more = {"clients": ("client-0", *(f"x{i}" for i in range(1, crowd)))}
-    terms = replace(terms, method=method.title(), hyperparameters=asdict(method), **more)
+    terms = replace(terms, recipe=replace(terms.recipe, method=method), **more)
     before, began = files_of(tmp_path / "client-0-silo"), time.process_time()
     answer, _ = Attacker(nodes, terms).ask(100, "value", key="0-0-train")
     assert re.search(said, answer.error)
@@ -578,8 +583,8 @@ def test_large_runs_are_refused_before_they_are_built(
 
 
 def test_an_outline_ends_at_the_limit() -> None:
-    terms = Agreement("0" * 16, "", "fedseq", asdict(FedSeq(epochs=1, rounds=10**6)), {}, "mlp", "", (1, 8, 8),
-                      tuple("0123456789"), (0.0,), (1.0,), Augment(), 0, inputs_text(Images()))  # fmt: skip
+    terms = Agreement("0" * 16, "", Recipe(FedSeq(epochs=1, rounds=10**6), model="mlp"), "", (1, 8, 8),
+                      tuple("0123456789"), (0.0,), (1.0,), Augment(), inputs_text(Images()))  # fmt: skip
     setup = terms.setup(no_samples(terms), Hardware(threads=1))
     began = time.process_time()
     with pytest.raises(UserError, match="asks for more than 50 tasks"):

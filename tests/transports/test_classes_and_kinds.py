@@ -12,6 +12,7 @@ from ekiden import Training
 from ekiden.base import outside
 from ekiden.base.errors import UserError
 from ekiden.methods import FedAvg
+from ekiden.recipe import Recipe
 from ekiden.transports.flower.coordinator import session
 from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
 from ekiden.transports.flower.silo.scaling import agree_on
@@ -26,7 +27,11 @@ NAMES = ("north", "south")
 
 
 def plan(**more: Any) -> RemotePlan[Any]:
-    return RemotePlan(FedAvg(rounds=3, epochs=5), "north,south", training=Training(lr=1e-2, batch_size=8), **more)
+    return RemotePlan(
+        Recipe(FedAvg(rounds=3, epochs=5), training=Training(lr=1e-2, batch_size=8), evaluate_every=0),
+        "north,south",
+        **more,
+    )
 
 
 def run(folder: Path, **more: Any) -> Any:

@@ -29,11 +29,11 @@ def test_equal_to_one_process_and_signed(method: Method, tmp_path: Path) -> None
     assert verify(folder, public).wrong == ()
     config = read_config(folder)
     name = method.title()
-    plain = {"method": name.removesuffix("+lap")}
-    assert config["method"] == name
-    for changed in (plain, {"remote_plan": config["remote_plan"] | plain}):
-        (folder / "config.json").write_text(json.dumps(config | changed))
-        assert any(f"method {plain['method']}, the terms" in line for line in verify(folder, public).wrong)
+    plain = name.removesuffix("+lap")
+    assert config["recipe"]["method"] == name
+    (folder / "config.json").write_text(json.dumps(config | {"recipe": config["recipe"] | {"method": plain}}))
+    said = f"config.json says recipe.method {plain}, the terms that silos signed {name}"
+    assert verify(folder, public).wrong == (said,)
 
 
 def test_a_silo_must_allow_it(tmp_path: Path) -> None:
@@ -46,6 +46,6 @@ def test_a_silo_must_allow_it(tmp_path: Path) -> None:
 def test_plan_and_terms_survive_their_text() -> None:
     plan = plan_of(CHAIN)
     assert from_json(json.loads(json.dumps(plan.to_json()))) == plan
-    terms = replace(TERMS, method=f"{TERMS.method}+lap")
+    terms = replace(TERMS, recipe=replace(TERMS.recipe, method=with_lap(TERMS.recipe.method)))
     assert parse(terms.text()).digest == terms.digest != TERMS.digest == parse(TERMS.text()).digest
-    assert terms.build_method() == with_lap(TERMS.build_method())
+    assert parse(terms.text()).recipe == terms.recipe

@@ -5,7 +5,7 @@ know. Where the silos trust the first one (`trust_first`), the attack works; wit
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
@@ -299,7 +299,7 @@ def star(public: dict[str, str], *, sealed: bool) -> Agreement:
     """The terms of a run whose coordinator adds up."""
     method = FedGram(width=400, topology="star")
     keys = tuple(public.values())
-    return replace(TERMS, method="fedgram", hyperparameters=asdict(method), clients=NAMES, keys=keys, sealed=sealed)
+    return replace(TERMS, recipe=replace(TERMS.recipe, method=method), clients=NAMES, keys=keys, sealed=sealed)
 
 
 # The same with the defaults.
@@ -403,7 +403,7 @@ def test_a_silo_allows_values_of_hyperparameters(tmp_path: Path) -> None:
     assert file.allow == {"fedgram": {"topology": ("chain",), "head": ("ridge",)}, "fedseq": {"epochs": (1, 5)}}
     check_terms(file, TERMS)
     with pytest.raises(UserError, match=r"fedseq has epochs = 2, client-0 allows only 1, 5 \(allow.fedseq in its"):
-        check_terms(file, replace(TERMS, hyperparameters=asdict(FedSeq(epochs=2))))
+        check_terms(file, replace(TERMS, recipe=replace(TERMS.recipe, method=FedSeq(epochs=2))))
     star = read_with('[allow.fedgram]\ntopology = ["star"]\n')
     assert star.allow == {"fedgram": {"topology": ("star",)}}
     for more, message in (

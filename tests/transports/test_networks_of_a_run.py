@@ -120,8 +120,8 @@ def test_a_run_cannot_name_values_outside_the_silos_folder(form: str, tmp_path: 
     secret = weights(tmp_path / "secret.safetensors", 1)
     (tmp_path / "pretrained").mkdir()
     _, _, attacker = begun(tmp_path)
-    known = replace(attacker.terms, pretrained=str(secret))
-    digest = values_digest(known.builder(METHOD)())
+    known = replace(attacker.terms, recipe=replace(attacker.terms.recipe, pretrained=str(secret)))
+    digest = values_digest(known.builder()())
     said = refused(attacker, pretrained=form.format(outside=secret), values=digest)
     assert "the run needs 'secret.safetensors', which is not in" in said
     assert "pretrained.folder in the silo.toml" in said
@@ -189,7 +189,8 @@ def test_a_run_has_the_silos_own_frozen_values_or_none(tmp_path: Path) -> None:
         here(METHOD, pretrained=str(file), train="head"),
     )
     other = weights(tmp_path / "other" / "net.safetensors", 2)
-    theirs = values_digest(replace(attacker.terms, pretrained=str(other)).builder(METHOD)())
+    recipe = replace(attacker.terms.recipe, pretrained=str(other))
+    theirs = values_digest(replace(attacker.terms, recipe=recipe).builder()())
     for values in ("", "0" * 32, theirs, attacker.terms.values[:8], attacker.terms.values.upper()):
         assert "client-0 has other values of mlp" in refused(attacker, values=values)
     weights(file, 2)  # the silo's copy changes while the run goes on

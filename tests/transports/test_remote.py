@@ -36,6 +36,7 @@ from ekiden.methods import (
     MetaFed,
 )
 from ekiden.methods.blocks.rounds import Reply
+from ekiden.recipe import Recipe
 from ekiden.results.result import Result
 from ekiden.runs.plan import Plan, from_json
 from ekiden.training.weights import Weights
@@ -87,8 +88,9 @@ def nodes_in(folder: Path, more: str = ALLOWED) -> FakeNodes:
 
 
 def plan_of(method: Method, **changes: object) -> RemotePlan[Method]:
-    plan: RemotePlan[Method] = RemotePlan(method, ",".join(NAMES), training=TRAINING, seed=3)
-    return replace(plan, **changes)  # type: ignore[arg-type]
+    recipe: dict[str, Any] = {"training": TRAINING, "seed": 3, "evaluate_every": 0}
+    recipe |= {name: changes.pop(name) for name in {f.name for f in fields(Recipe)} & changes.keys()}
+    return replace(RemotePlan(Recipe(method, **recipe), ",".join(NAMES)), **changes)  # type: ignore[arg-type]
 
 
 def far(
@@ -654,9 +656,9 @@ def test_a_plan_survives_its_text() -> None:
 
 
 def test_settings_of_another_type_in_a_plan_are_one_line() -> None:
-    remote = remote_plan.RemotePlan(FedSeq(), "a,b").to_json()
+    remote = remote_plan.RemotePlan(Recipe(FedSeq()), "a,b").to_json()
     with pytest.raises(UserError, match=r"training.mean .* is of the wrong type"):
-        remote_plan.from_json(remote | {"training": {"mean": ["a"]}})
-    local = Plan(FedSeq()).to_json()
+        remote_plan.from_json(remote | {"recipe": remote["recipe"] | {"training": {"mean": ["a"]}}})
+    local = Plan(Recipe(FedSeq())).to_json()
     with pytest.raises(UserError, match=r"training.mean .* is of the wrong type"):
-        from_json(local | {"training": {"mean": ["a"]}})
+        from_json(local | {"recipe": local["recipe"] | {"training": {"mean": ["a"]}}})

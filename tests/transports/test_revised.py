@@ -15,6 +15,7 @@ from ekiden.cli.app import main
 from ekiden.engine.folder import read_config, read_ledger
 from ekiden.engine.method import Method
 from ekiden.methods import FedGram, FedSeq
+from ekiden.recipe import Recipe
 from ekiden.results.result import Result
 from ekiden.transports.flower.coordinator import remote_plan, session
 from ekiden.transports.flower.coordinator.verify import verify
@@ -85,7 +86,7 @@ def test_joining_gives_the_bits_of_a_run_in_which_it_is_last(tmp_path: Path) -> 
     files, public = with_keys(tmp_path, NAMES, "[limits]\nmin_clients = 1\n")
     two = {name: public[name] for name in NAMES[1:]}
     plan: remote_plan.RemotePlan[Method] = remote_plan.RemotePlan(
-        METHOD, ",".join(NAMES[1:]), training=TRAINING, seed=3
+        Recipe(METHOD, training=TRAINING, seed=3, evaluate_every=0), ",".join(NAMES[1:])
     )
     session.run(plan, FakeNodes(files[1:]), tmp_path / "run", two, lambda line: None, poll=0)
     wanted = remote_plan.with_one_more(tmp_path / "run", "client-0")
@@ -103,9 +104,9 @@ def test_the_order_stays_that_of_the_run(tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES, "[limits]\nmin_clients = 1\n")
     for order, words in (("reversed", "reversed"), ("client-1,client-0,client-2", "client-1,client-0")):
         far(replace(METHOD, order=order), FakeNodes(files), tmp_path / words, public)
-        assert asdict(remote_plan.without(tmp_path / words, "client-2").method)["order"] == words
+        assert asdict(remote_plan.without(tmp_path / words, "client-2").recipe.method)["order"] == words
     for folder, order in (("reversed", "reversed"), ("client-1,client-0", "client-1,client-0,client-2,new")):
-        assert asdict(remote_plan.with_one_more(tmp_path / folder, "new").method)["order"] == order
+        assert asdict(remote_plan.with_one_more(tmp_path / folder, "new").recipe.method)["order"] == order
 
 
 def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

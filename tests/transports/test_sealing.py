@@ -470,8 +470,8 @@ def test_what_is_not_as_signed_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"is not what the silos signed: model\.safetensors is not the model"):
         call(["verify", str(run), "--keys", str(public_folder(tmp_path, public))])
     config = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps(config | {"seed": 4}))
-    assert "config.json says seed 4, the terms that silos signed 3" in wrong(*rows)
+    (run / "config.json").write_text(json.dumps(config | {"recipe": config["recipe"] | {"seed": 4}}))
+    assert "config.json says recipe.seed 4, the terms that silos signed 3" in wrong(*rows)
 
 
 def public_folder(folder: Path, public: dict[str, str]) -> Path:

@@ -1,11 +1,12 @@
 """A silo does what its file allows, and nothing malformed."""
 
 import contextlib
+import json
 import os
 import random
 import re
 import time
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ekiden.base.errors import UserError
-from ekiden.base.settings import Training
 from ekiden.data.augment import Augment
 from ekiden.data.kinds import Images
 from ekiden.data.kinds import terms as inputs_text
@@ -24,6 +24,7 @@ from ekiden.engine.folder import code_version
 from ekiden.engine.method import INITIAL, Method
 from ekiden.engine.wire import Ref
 from ekiden.methods import Ensemble, FedELMY, FedSeq, Local
+from ekiden.recipe import Recipe
 from ekiden.training.weights import Weights
 from ekiden.transports.flower.silo.shelf import _DAYS_KEPT, Shelf, drop_old_runs
 from ekiden.transports.flower.silo.silo import Silo
@@ -38,17 +39,13 @@ from tests.transports.fakes import silo_file
 TERMS = Agreement(
     "0123456789abcdef",
     code_version(),
-    "fedseq",
-    asdict(FedSeq(epochs=1)),
-    asdict(Training()),
-    "mlp",
+    Recipe(FedSeq(epochs=1), model="mlp"),
     "digits",
     (1, 8, 8),
     tuple(map(str, range(10))),
     (0.0,),
     (1.0,),
     Augment(),
-    0,
     inputs_text(Images()),
 )
 
@@ -66,7 +63,18 @@ def file(tmp_path: Path) -> SiloFile:
 
 
 def terms(method: Method, **changes: Any) -> Agreement:
-    return replace(TERMS, method=method.title(), hyperparameters=asdict(method), **changes)
+    return replace(with_recipe(TERMS, method=method), **changes)
+
+
+def with_recipe(agreed: Agreement, **changes: Any) -> Agreement:
+    """The terms with another recipe."""
+    return replace(agreed, recipe=replace(agreed.recipe, **changes))
+
+
+def said_of_recipe(**entries: Any) -> str:
+    """The text of terms whose recipe has entries that no recipe can have."""
+    values = json.loads(TERMS.text())
+    return json.dumps(values | {"recipe": values["recipe"] | entries})
 
 
 def said(file: SiloFile, data: bytes) -> str:
@@ -105,20 +113,28 @@ def test_a_good_request_is_done(file: SiloFile) -> None:
     ("data", "reason"),
     [
         (task(terms(Local())), "does not allow 'local', only fedseq"),
-        (task(replace(TERMS, method="nonsense")), "does not allow 'nonsense'"),
+        (task(agreement=said_of_recipe(method="nonsense")), "cannot be read: 'nonsense' is not a method"),
+        (task(agreement=said_of_recipe(method="FedSeq")), "cannot be read: 'FedSeq' is not a method"),
+        (task(agreement=said_of_recipe(method="attack.py:Method")), "is not a method that silos know"),
+        (task(agreement=said_of_recipe(method=["fedseq"])), "is not a method that silos know"),
+        (task(agreement=said_of_recipe(more=1)), "unknown entry 'more'"),
         (task(replace(TERMS, version="0.0.1")), "the run is of Ekiden 0.0.1, this silo has"),
-        (task(replace(TERMS, model="resnet18")), "the model has 4.* bytes, client-0 allows 1000000"),
-        (task(replace(TERMS, model="nonsense")), "unknown model 'nonsense'"),
+        (task(with_recipe(TERMS, model="resnet18")), "the model has 4.* bytes, client-0 allows 1000000"),
+        (task(with_recipe(TERMS, model="nonsense")), "unknown model 'nonsense'"),
         (task(replace(TERMS, shape=(3, 8, 8))), "holds samples of shape"),
         (task(replace(TERMS, classes=("a", "b"))), "holds the classes"),
         (task(terms(FedSeq(epochs=3))), "more epochs than client-0 allows"),
-        (task(replace(TERMS, hyperparameters={"epochs": "1"})), "fedseq cannot have epochs = '1'"),
-        (task(replace(TERMS, hyperparameters={"epochs": 0})), "--epochs 0 is out of range"),
-        (task(replace(TERMS, hyperparameters={"__class__": 0})), "fedseq cannot have __class__"),
-        (task(replace(TERMS, training={"lr": 0.1, "more": 1})), "training settings cannot be read"),
-        (task(replace(TERMS, training={"mean": ["a"]})), r"mean \['a'\] is of the wrong type"),
+        (task(agreement=said_of_recipe(hyperparameters={"epochs": "1"})), "epochs '1' is of the wrong type"),
+        (task(agreement=said_of_recipe(hyperparameters={"epochs": 0})), "epochs 0 is out of range"),
+        (task(agreement=said_of_recipe(hyperparameters=None)), "hyperparameters must be a table"),
+        (
+            task(agreement=said_of_recipe(hyperparameters={"__class__": 0})),
+            "unknown entry in .hyperparameters. '__class__'",
+        ),
+        (task(agreement=said_of_recipe(training={"lr": 0.1, "more": 1})), "unknown entry in .training. 'more'"),
+        (task(agreement=said_of_recipe(training={"mean": ["a"]})), r"mean \['a'\] is of the wrong type"),
         (task(replace(TERMS, run="../../etc")), "terms of the run cannot be read"),
-        (task(replace(TERMS, seed="0")), "terms of the run cannot be read"),  # type: ignore[arg-type]
+        (task(agreement=said_of_recipe(seed="0")), "seed '0' is of the wrong type"),
         (
             task(agreement=TERMS.text().replace('"crop":0', '"crop":-1')),
             "augment.*crop -1 is out of range|crop -1 is out of range",

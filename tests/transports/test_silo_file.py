@@ -16,6 +16,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.settings import Training
 from ekiden.data.kinds import terms
 from ekiden.methods import FedSeq
+from ekiden.recipe import Recipe
 from ekiden.results.result import Result
 from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
 from ekiden.transports.flower.coordinator.session import run
@@ -333,7 +334,9 @@ def test_a_silo_that_holds_one_of_the_agreed_classes_takes_part(
     held, client = read(files[1]).load()
     assert held.classes == ("no", "yes")
     assert set(client.train.y.tolist()) == {0}
-    plan: RemotePlan[Any] = RemotePlan(FedSeq(epochs=1), "a,b", training=Training(lr=0.01, batch_size=16))
+    plan: RemotePlan[Any] = RemotePlan(
+        Recipe(FedSeq(epochs=1), training=Training(lr=0.01, batch_size=16), evaluate_every=0), "a,b"
+    )
     result = run(plan, FakeNodes([read(file) for file in files]), tmp_path / "run", {}, lambda line: None, poll=0)
     assert 0 <= result.accuracy <= 1
     one = ekiden.load({"v": [1.0, 2.0] * 10, "label": ["no"] * 20}, classes=["no", "yes"])
@@ -354,7 +357,7 @@ def test_silos_whose_classes_differ_in_case_only_are_told_which(tmp_path: Path) 
         more = "text_length = 4\n[hardware]\nthreads = 1\n"
         text = f'name = "{name}"\n[data]\npath = "{name}.csv"\ntext_column = "text"\n'
         (tmp_path / f"{name}.toml").write_text(text + more)
-    plan: RemotePlan[Any] = RemotePlan(FedSeq(epochs=1), "a,b")
+    plan: RemotePlan[Any] = RemotePlan(Recipe(FedSeq(epochs=1), evaluate_every=0), "a,b")
     nodes = FakeNodes([read(tmp_path / f"{name}.toml") for name in "ab"])
     with pytest.raises(UserError, match=r"different classes: .*; 'Yes' and 'yes' differ in case or blanks only"):
         run(plan, nodes, tmp_path / "run", {}, lambda line: None, poll=0)
@@ -416,7 +419,9 @@ def test_a_run_over_tables_of_silos(tmp_path: Path, command: Callable[..., tuple
         (tmp_path / "peers" / f"{name}.pub").write_text(public[name])
 
     def go(folder: str, public: Mapping[str, str]) -> Result:
-        plan: RemotePlan[Any] = RemotePlan(FedSeq(epochs=10), "a,b", training=Training(lr=0.01, batch_size=16))
+        plan: RemotePlan[Any] = RemotePlan(
+            Recipe(FedSeq(epochs=10), training=Training(lr=0.01, batch_size=16), evaluate_every=0), "a,b"
+        )
         nodes = FakeNodes([read(file) for file in files])
         return run(plan, nodes, tmp_path / folder, public, lambda line: None, poll=0)
 

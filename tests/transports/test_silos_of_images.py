@@ -11,6 +11,7 @@ from ekiden import Training
 from ekiden.base.errors import UserError
 from ekiden.data import join
 from ekiden.methods import FedAvg
+from ekiden.recipe import Recipe
 from ekiden.transports.flower.coordinator import session
 from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
 from ekiden.transports.flower.silo.silo_file import SiloFile, read
@@ -42,7 +43,9 @@ def silos(folder: Path, more: str = "") -> list[SiloFile]:
 def test_grey_and_colour_silos_agree_on_their_channels(tmp_path: Path) -> None:
     pytest.importorskip("pydicom")
     training = Training(lr=2e-3, batch_size=8)
-    plan: RemotePlan[Any] = RemotePlan(FedAvg(rounds=3, epochs=3), "scans,photos", training=training)
+    plan: RemotePlan[Any] = RemotePlan(
+        Recipe(FedAvg(rounds=3, epochs=3), training=training, evaluate_every=0), "scans,photos"
+    )
     with pytest.raises(UserError, match=r'different shape: .*; set colour = "rgb" or "grey" in \[data\] of all silos'):
         session.run(plan, FakeNodes(silos(tmp_path)), tmp_path / "run", {}, lambda line: None, poll=0)
     for colour, channels in (("rgb", 3), ("grey", 1)):

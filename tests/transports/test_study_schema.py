@@ -13,6 +13,7 @@ from ekiden import Training
 from ekiden.base.errors import PrivateError, UserError
 from ekiden.data import schema as schemas
 from ekiden.methods import FedAvg
+from ekiden.recipe import Recipe
 from ekiden.transports.flower.coordinator import session
 from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
 from ekiden.transports.flower.silo.scaling import read_agreed
@@ -71,7 +72,9 @@ def spoil(folder: Path, column: str, value: Any) -> None:
 
 def run(folder: Path, said: list[str], patience: float = 3600) -> Any:
     training = Training(lr=1e-2, batch_size=16)
-    plan: RemotePlan[Any] = RemotePlan(FedAvg(rounds=2, epochs=2), "north,south", training=training, patience=patience)
+    plan: RemotePlan[Any] = RemotePlan(
+        Recipe(FedAvg(rounds=2, epochs=2), training=training, evaluate_every=0), "north,south", patience=patience
+    )
     nodes = FakeNodes([read(folder / f"{name}.toml") for name in NAMES])
     return session.run(plan, nodes, folder / "run", {}, said.append, poll=0)
 

@@ -24,6 +24,7 @@ from ekiden.engine.method import Method
 from ekiden.methods import DFedAvgM, FedAvg, FedGram, FedOV, FedPer, FedSeq, with_lap
 from ekiden.models import _NETWORKS, _SPECIAL
 from ekiden.models.split import SplitNetwork
+from ekiden.recipe import Recipe
 from ekiden.transports.flower.coordinator import session
 from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
 from ekiden.transports.flower.coordinator.verify import verify
@@ -108,7 +109,7 @@ class Nodes(FakeNodes):
 
 def far(method: Method, nodes: Nodes, folder: Path, kind: str, said: list[str] | None = None, **more: Any) -> Any:
     plan: RemotePlan[Method] = RemotePlan(
-        method, ",".join(NAMES), model=MODELS[kind], training=TRAINING, seed=3, **more
+        Recipe(method, model=MODELS[kind], training=TRAINING, seed=3, evaluate_every=0), ",".join(NAMES), **more
     )
     tell: Callable[[str], None] = said.append if said is not None else lambda line: None
     return session.run(plan, nodes, folder, nodes.public, tell, poll=0)
@@ -239,7 +240,9 @@ def test_what_cannot_be_between_machines_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="fedov needs one class for each sample, the task is regression: use one of"):
         far(FedOV(epochs=1), nodes, tmp_path / "run", "regression")
     pixels = Nodes(tmp_path / "pixels", "segmentation")
-    plan: RemotePlan[Method] = RemotePlan(FedSeq(epochs=1), ",".join(NAMES), model="mlp", training=TRAINING)
+    plan: RemotePlan[Method] = RemotePlan(
+        Recipe(FedSeq(epochs=1), model="mlp", training=TRAINING, evaluate_every=0), ",".join(NAMES)
+    )
     with pytest.raises(UserError, match=r"silo client-0: the model gives \(3,\) per sample, but segmentation"):
         session.run(plan, pixels, tmp_path / "run", pixels.public, lambda line: None, poll=0)
     assert not (tmp_path / "run").exists()
@@ -273,7 +276,9 @@ def test_silos_agree_on_the_scale_of_what_is_predicted(tmp_path: Path, command: 
     assert isinstance(one.task, Regression)
     assert one.task.mean == pytest.approx([float(y.mean())])
     assert one.task.std == pytest.approx([float(y.std(correction=0))])
-    plan: RemotePlan[Any] = RemotePlan(FedSeq(epochs=10), "a,b", training=replace(TRAINING, batch_size=16))
+    plan: RemotePlan[Any] = RemotePlan(
+        Recipe(FedSeq(epochs=10), training=replace(TRAINING, batch_size=16), evaluate_every=0), "a,b"
+    )
     result = session.run(plan, FakeNodes([read(f) for f in files]), tmp_path / "run", {}, lambda line: None, poll=0)
     assert 0 < result.metrics[-1]["rmse"] < 30
     made = json.loads(out.read_text())

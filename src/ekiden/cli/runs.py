@@ -34,6 +34,7 @@ from ekiden.engine.method import Method
 from ekiden.engine.networks import read_model
 from ekiden.engine.setup import check_same_data
 from ekiden.methods import METHODS, SORTS, method_named
+from ekiden.recipe import Recipe
 from ekiden.results import tracking
 from ekiden.results.result import Result, inputs_of, task_in
 from ekiden.runs import launch, summary
@@ -96,7 +97,7 @@ _BOXES: Boxes = (
 
 def run_options(default: Plan[Any], args: Sequence[str]) -> RunOptions[Any]:
     """Read the flags of `ekiden run METHOD`; flags that are not given have the values of `default`."""
-    kind = type(default.method)
+    kind = type(default.recipe.method)
     own: type[RunOptions[Any]] = RunOptions[kind]  # type: ignore[valid-type]
     about = f"Train by {kind.title()}. Its own flags come first."
     return parse(own, args, f"ekiden run {kind.title()}", RunOptions(default), about, _BOXES)
@@ -202,25 +203,24 @@ def run(args: Sequence[str]) -> None:
         from ekiden.cli import silos as cli_silos  # noqa: PLC0415  (most commands do not need it)
 
         return cli_silos.run(kind, rest)
-    default: Plan[Any] = Plan(kind())
+    default: Plan[Any] = Plan(Recipe(kind()))
     options = run_options(default, rest)
     plan: Plan[Any] = replace(
         options.plan,
         data=datasets.located(options.plan.data),
         silos=tuple(map(located_silo, options.plan.silos)),
-        model=outside.located(options.plan.model),
-        metric=outside.located(options.plan.metric),
         reading=options.plan.reading.located(),
     )
     if plan.silos and plan.data != default.data:
         raise UserError("--silos and --data both say where the samples are: give one of them")
     name = f"{kind.title()}-{_stem(plan)}"
-    seeds = options.seeds or (plan.seed,)
+    seeds = options.seeds or (plan.recipe.seed,)
     if len(set(seeds)) < len(seeds):
         raise UserError(f"--seeds {' '.join(map(str, seeds))} names one twice: give each once")
     tracking.check(options.track, options.out)
     folders = [launch.free_folder(options.out, f"{name}-seed{s}") for s in seeds]
-    jobs = [launch.LaunchedRun(replace(plan, seed=s), folder) for s, folder in zip(seeds, folders, strict=True)]
+    plans = [replace(plan, recipe=replace(plan.recipe, seed=seed)) for seed in seeds]
+    jobs = [launch.LaunchedRun(one, folder) for one, folder in zip(plans, folders, strict=True)]
     _launch([replace(job, track=options.track) for job in jobs], options.json)
 
 
@@ -283,14 +283,13 @@ def data(options: DataOptions) -> None:
     outside.trust(options.data)
     outside.trust(options.reading.sample_kind)
     plan: Plan[Any] = Plan(
-        METHODS[0](),
+        Recipe(METHODS[0](), seed=options.seed),
         options.data,
         options.partition,
         options.clients,
         options.size,
         silos=options.silos,
         reading=options.reading,
-        seed=options.seed,
     )
     if schema := options.reading.schema:
         file = Path(schema).expanduser()
@@ -394,10 +393,10 @@ def evaluate(options: EvaluateOptions) -> None:
         return _as_measured(options, why)
     plan = stored(options.run)
     if options.metric:
-        plan = replace(plan, metric=outside.located(options.metric))
+        plan = replace(plan, recipe=replace(plan.recipe, metric=options.metric))
     own = plan.federation()
     if not options.data:
-        check_same_data(config, plan.method, own, options.run)
+        check_same_data(config, plan.recipe.method, own, options.run)
     reading = replace(plan.reading, **_columns(options, own.dataset.inputs))
     other = replace(plan, reading=reading).other(options.data, own.dataset) if options.data else None
     data = own if other is None else datasets.split(other, datasets.Iid(), 1, seed=0)
@@ -423,7 +422,7 @@ def evaluate(options: EvaluateOptions) -> None:
     groups |= {"domain": test.by_domain(scores), "class": test.by_class(scores)}
     run = summary.summarise(options.run)
     if run.metrics and not run.finished:
-        steps = plan.method.steps(len(run.config["clients"]))
+        steps = plan.recipe.method.steps(len(run.config["clients"]))
         line = f"the run stopped after step {run.last['step']} of {steps}: this is its model so far"
         print(line, file=sys.stderr if options.json else sys.stdout)
     if options.json:

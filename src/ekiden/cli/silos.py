@@ -17,11 +17,12 @@ from tyro.conf import Positional
 from ekiden.base.errors import UserError
 from ekiden.base.files import write
 from ekiden.cli.console import console, first_line, print_json, say
-from ekiden.cli.flags import parse
+from ekiden.cli.flags import Boxes, parse
 from ekiden.data.schema import read as read_schema
 from ekiden.engine.method import Method
 from ekiden.engine.wire import EVERYONE
 from ekiden.methods import between_machines
+from ekiden.recipe import Recipe
 from ekiden.results import tracking
 from ekiden.runs import launch, summary
 from ekiden.transports.flower import commands, superlink, supernode
@@ -66,6 +67,22 @@ class RemoteOptions(Generic[M]):
     MLFLOW_TRACKING_URI says); on this machine, so the run folder must be here"""
     on: Place = "flower"
     """where the clients are: `here` simulates them"""
+
+
+# The flags in the order of the help; each silo says itself what is measured.
+_BOXES: Boxes = (
+    ("silos", "Who takes part, and how they are reached.", ("clients", "federation", "link", "certificate", "keys")),
+    ("network", "What is trained.", ("model", "pretrained", "train")),
+    ("training", "", ("training",)),
+    (
+        "run",
+        "The run as a whole.",
+        (
+            *("seed", "evaluate_every", "patience", "absent", "sealed", "spelling", "out", "track", "on"),
+            *("insecure", "insecure_anywhere"),
+        ),
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -260,13 +277,14 @@ def verify(options: VerifyOptions) -> None:
 
 def run(kind: type[Method], args: Sequence[str]) -> None:
     """`ekiden run METHOD --on flower [flags]`."""
-    default: RemotePlan[Any] = RemotePlan(between_machines(kind))
+    default: RemotePlan[Any] = RemotePlan(Recipe(between_machines(kind), evaluate_every=0))
     options = parse(
         RemoteOptions[kind],  # type: ignore[valid-type]
         args,
         f"ekiden run {kind.title()} --on flower",
         RemoteOptions(default),
         first_line(kind),
+        _BOXES,
     )
     plan: RemotePlan[Any] = options.plan
     if options.federation is not None:
@@ -278,7 +296,7 @@ def run(kind: type[Method], args: Sequence[str]) -> None:
     if not plan.clients:
         raise UserError("say which silos take part: --clients NAME,NAME,...")
     tracking.check(options.track, options.out)
-    folder = launch.free_folder(options.out, f"{kind.title()}-flower-seed{plan.seed}")
+    folder = launch.free_folder(options.out, f"{kind.title()}-flower-seed{plan.recipe.seed}")
     link = {
         "link": options.link,
         "certificate": str(options.certificate.absolute()) if options.certificate else "",
@@ -337,7 +355,7 @@ def _submit(
         public_keys = {}
     else:
         raise UserError("say where the silos' public keys are: --keys FOLDER with NAME.pub for each of --clients")
-    with tracking.watching(track, folder, plan.method.steps(len(plan.names))) as look:
+    with tracking.watching(track, folder, plan.recipe.method.steps(len(plan.names))) as look:
 
         def follow(line: str) -> None:
             say(line)

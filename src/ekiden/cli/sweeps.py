@@ -185,7 +185,7 @@ def _listed(swept: Sweep, cells: Sequence[Cell]) -> Table:
     for cell in cells:
         runs = swept.runs([cell])
         done = f"{sum(run.finished for run in runs)}/{len(runs)}" if runs else f"not run: {cell.skip}"
-        method = cell.plan.method.title() if cell.plan else ""
+        method = cell.plan.recipe.method.title() if cell.plan else ""
         table.add_row(
             Text(cell.row), Text(cell.column), method, verdicts.theirs(cell), ", ".join(map(str, cell.scaled)), done
         )

@@ -63,11 +63,16 @@ and where the data lay (their digests count)."""
 _CONFIG = "config"
 _WRITTEN = "written"
 _NEEDED: dict[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("method", "selection", "dataset", "model", "train", "pretrained"), str),
-    **dict.fromkeys(("hyperparameters", "training", "hardware", "clients", "input", "inputs", "task", "frozen"), dict),
-    **dict.fromkeys(("seed", "steps", "model_bytes"), int),
+    **dict.fromkeys(("selection", "dataset"), str),
+    **dict.fromkeys(("recipe", "hardware", "clients", "input", "inputs", "task", "frozen"), dict),
+    **dict.fromkeys(("steps", "model_bytes"), int),
     "network": (str, type(None)),
     "classes": list,
+}
+_RECIPE: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("method", "model", "train", "pretrained", "metric", "evaluate_on"), str),
+    **dict.fromkeys(("hyperparameters", "training"), dict),
+    **dict.fromkeys(("seed", "evaluate_every"), int),
 }
 _OPTIONAL: dict[str, type | tuple[type, ...]] = {
     "digests": dict,
@@ -123,7 +128,8 @@ class RunFolder:
         self.written: Mapping[str, str] | None = {}
         self._files: dict[str, IO[bytes]] = {}
         config = {"format": FORMAT, "ekiden": __version__, **config}
-        self._about = json.dumps({key: config[key] for key in _ABOUT if key in config})
+        listed = _listed(config)
+        self._about = json.dumps({key: listed[key] for key in _ABOUT if key in listed})
         fresh = not (path / "config.json").exists()
         if fresh and _foreign(path):
             raise UserError(f"{path} is not empty and not a run folder: choose another folder")
@@ -266,20 +272,27 @@ def check_config(config: Any, path: Path) -> dict[str, Any]:
             f"{path} has run-folder format {found}, this version reads {FORMAT}: "
             "use the version of Ekiden that wrote it"
         )
-    if missing := _NEEDED.keys() - config.keys():
+    listed = _listed(config)
+    if missing := (_NEEDED | _RECIPE).keys() - listed.keys():
         raise UserError(f"{path / 'config.json'} has no {', '.join(sorted(missing))}: {_DAMAGED}")
-    kinds = _NEEDED | {key: kind for key, kind in _OPTIONAL.items() if key in config}
-    if wrong := sorted(k for k, kind in kinds.items() if not isinstance(config[k], kind)):
+    kinds = _NEEDED | _RECIPE | {key: kind for key, kind in _OPTIONAL.items() if key in config}
+    if wrong := sorted(k for k, kind in kinds.items() if not isinstance(listed[k], kind)):
         raise UserError(f"{path / 'config.json'} has wrong {', '.join(wrong)}: {_DAMAGED}")
     if not all(isinstance(made, dict) for made in config.get("revisions", [])):
         raise UserError(f"{path / 'config.json'} has wrong revisions: {_DAMAGED}")
     return config
 
 
+def _listed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of a configuration and of its recipe."""
+    recipe = config.get("recipe")
+    return {**config, **(recipe if isinstance(recipe, Mapping) else {})}
+
+
 def settings_in(config: Mapping[str, Any]) -> tuple[Training, Hardware]:
     """Return how the clients of a run trained, and on what hardware."""
-    with reading(f"the settings of {config['method']}", "the version of Ekiden that ran it"):
-        return made(Training, config["training"], "training"), made(Hardware, config["hardware"], "hardware")
+    with reading(f"the settings of {config['recipe']['method']}", "the version of Ekiden that ran it"):
+        return made(Training, config["recipe"]["training"], "training"), made(Hardware, config["hardware"], "hardware")
 
 
 def read_state(path: Path, kind: type[S], config: str) -> tuple[S, Marks, Mapping[str, str] | None]:
@@ -344,7 +357,8 @@ def _check(path: Path, config: Mapping[str, Any]) -> None:
     """Refuse to resume if the folder holds another run."""
     found = read_config(path)
     wanted = json.loads(_json(config))
-    keys = (wanted.keys() | found.keys()) - BESIDE - {"digests"}
+    found, wanted = _listed(found), _listed(wanted)
+    keys = (wanted.keys() | found.keys()) - BESIDE - {"digests", "recipe"}
     different = sorted(k for k in keys if found.get(k) != wanted.get(k))
     different += model_differences(found.get("digests", {}), wanted.get("digests", {}))
     if different:

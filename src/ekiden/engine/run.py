@@ -66,7 +66,7 @@ class Run(Generic[X]):
         evaluator: makes the evaluator of models, from the transport.
         build: makes a network that the result fits.
         folder: where the run is kept; None keeps it in memory.
-        evaluate_every: steps between evaluations.
+        evaluate_every: steps between evaluations; 0 evaluates only at the end.
         on_step: called after each step with the row of metrics.
         skip: whether steps whose client is missing may be left out, if the method allows it.
         stop_after: number of steps after which the run stops; None runs to the end.
@@ -122,7 +122,7 @@ class Run(Generic[X]):
                 marks,
                 trace,
                 folder,
-                self.evaluate_every,
+                self.evaluate_every or method.steps(len(self.clients)),
                 self.setup,
                 skip=self.skip,
             )

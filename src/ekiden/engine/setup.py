@@ -15,7 +15,6 @@ from ekiden.base.settings import Hardware
 from ekiden.data import kinds
 from ekiden.data.samples import ClientData, FederatedData, Subset
 from ekiden.data.tasks import recorded
-from ekiden.engine import networks
 from ekiden.engine.folder import data_digests, model_differences
 from ekiden.engine.method import Method, Size
 from ekiden.engine.networks import network_name
@@ -96,7 +95,7 @@ def describe_model(setup: Setup) -> dict[str, Any]:
     dataset = setup.dataset.fed(setup.training)
     return {
         "network": network_name(setup.build),
-        **_describe_parts(setup),
+        "frozen": _describe_frozen(setup),
         "task": recorded(dataset.task),
         "classes": [str(name) for name in dataset.classes],
         "input": {
@@ -108,16 +107,11 @@ def describe_model(setup: Setup) -> dict[str, Any]:
     }
 
 
-def _describe_parts(setup: Setup) -> dict[str, Any]:
-    """Return what is trained, the file with its first values, and a digest of the frozen part."""
-    prepared = networks.prepared(setup.build)
+def _describe_frozen(setup: Setup) -> dict[str, Any]:
+    """Return a digest of the frozen part and the number of its values; nothing if there is none."""
     module = setup.build()
     digest = frozen.digest(module)
-    return {
-        "train": prepared.train if prepared else "all",
-        "pretrained": prepared.pretrained if prepared else "",
-        "frozen": {"digest": digest, "values": frozen.size(module)} if digest else {},
-    }
+    return {"digest": digest, "values": frozen.size(module)} if digest else {}
 
 
 def check_labels(data: FederatedData) -> None:

@@ -1,10 +1,9 @@
 """The methods, in families: one file or folder per published method, one frozen dataclass in it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
 
-from ekiden.base.checks import made, plain, reading
+from ekiden.base.checks import plain
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.outside import installed, is_file, load, reference
 from ekiden.data.samples import Dataset
@@ -55,7 +54,6 @@ from ekiden.methods.rounds.spfl.spfl import SPFL
 from ekiden.methods.yardsticks.centralized import Centralized
 from ekiden.methods.yardsticks.local import Local
 
-T = TypeVar("T")
 METHODS: tuple[type[Method], ...] = (
     FedELMY,
     FedELMYParallel,
@@ -156,22 +154,12 @@ def name_of(kind: type[Method]) -> str:
     """Return the name by which `method_named` finds `kind`, if it does: its title, or PATH.py:CLASS."""
     if issubclass(kind, ClosingLap):
         return name_of(kind.lapped) + LAP
+    if kind in METHODS:
+        return kind.title()
     for name, point in installed("ekiden.methods").items():
         if point.value.replace(":", ".") == f"{kind.__module__}.{kind.__qualname__}":
             return name
     return reference(kind) or kind.title()
-
-
-def written(method: Method) -> dict[str, Any]:
-    """What a run folder says about a method; `method_of` reads it."""
-    return {"method": name_of(type(method)), "hyperparameters": plain(method)}
-
-
-def method_of(said: Mapping[str, Any]) -> Method:
-    """Return the method of a run folder."""
-    kind = method_named(said["method"])
-    with reading(f"the settings of {said['method']}", "the version of Ekiden that ran it"):
-        return made(kind, said["hyperparameters"])
 
 
 def between_machines(kind: type[Method]) -> Method:
@@ -192,20 +180,6 @@ def among(method: Method, clients: Sequence[str]) -> Method:
         return method
     named = [name for name in order.split(",") if name in clients]
     return replace(method, **{"order": ",".join([*named, *(name for name in clients if name not in named)])})
-
-
-def plan_of(kind: type[T], values: Mapping[str, Any], reader: str) -> T:
-    """Return the plan of `kind` (a dataclass with a method) with these plain values.
-
-    Args:
-        kind: class of the plan.
-        values: the method's description of itself.
-        reader: what to use if it cannot be read, for the message.
-    """
-    named = method_named(str(values.get("method")))
-    with reading("the plan", reader):
-        own = {"method": made(named, values.get("hyperparameters"), "hyperparameters")}
-        return made(kind, {k: v for k, v in values.items() if k != "hyperparameters"} | own)
 
 
 def check_needs(method: Method, dataset: Dataset) -> None:
@@ -287,9 +261,6 @@ __all__ = [
     "check_needs",
     "known",
     "method_named",
-    "method_of",
     "name_of",
-    "plan_of",
     "with_lap",
-    "written",
 ]

@@ -215,7 +215,7 @@ def by_client(setting: str, number: int, groups: Sequence[Group]) -> Drawing | M
     values = np.array([_scaled(g.first.last["clients"], metric) for g in known])
     names = [g.name for g in known]
     figure, _ = heat(values, names, clients, unit=f"{metric.name}{metric.unit}", limits=_limits(values, metric))
-    seed = known[0].first.config["seed"]
+    seed = known[0].first.recipe["seed"]
     note = f"{_named(metric)} on each client's own test data, of its personal model where there is one; seed {seed}."
     return Drawing(
         f"clients-{number}", "By client", note, figure, ["method", *clients], matrix_rows(values, names, clients)
@@ -277,7 +277,7 @@ def forgetting(group: Group, number: int) -> Drawing | Missing | None:
     for place, column in enumerate(trained):
         axes.add_patch(_frame(column, place))
     lost = lost_points(values if metric.higher else -values, trained) if len(rows) == len(path) else None
-    note = f"Seed {run.config['seed']}; {_named(metric, first=False)}. Framed: the client that has just trained. " + (
+    note = f"Seed {run.recipe['seed']}; {_named(metric, first=False)}. Framed: the client that has just trained. " + (
         f"Mean forgetting: {lost:.1f} points."
         if metric.share
         else f"Mean forgetting: {lost:.4g}."
@@ -350,7 +350,7 @@ def ledger(group: Group, number: int) -> Drawing | Missing:
     parties = [*dict.fromkeys([*clients, *gone]), *([SERVER] if SERVER in moved else [])]
     total, largest = sum(sent.values()), max(sent.values())
     note = (
-        f"Seed {run.config['seed']}: {size(total)} in all along {len(sent)} edges, at most {size(largest)} along one"
+        f"Seed {run.recipe['seed']}: {size(total)} in all along {len(sent)} edges, at most {size(largest)} along one"
         + (f"; {failed} times nobody answered" if failed else "")
         + "."
     )

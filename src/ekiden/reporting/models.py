@@ -78,7 +78,7 @@ class Opener:
     def _of(self, run: Summary, result: Result) -> FederatedData:
         if "plan" in run.config:
             plan = stored(run.folder)
-            reading = plan.reading.for_model(plan.model)
+            reading = plan.reading.for_model(plan.recipe.model)
             data = plan.federation(_dataset(plan.data, plan.silos, plan.size, reading, plan.task))
         elif self.data is None:
             return result.data()
@@ -291,7 +291,7 @@ def shared_surface(groups: Sequence[Group], opened: Sequence[Opened], number: in
         found = surface(opened[0], [o.models[0] for o in opened], own=False)
     except UserError as error:
         return Missing(", ".join(g.name for g in groups), str(error))
-    seed = groups[0].first.config["seed"]
+    seed = groups[0].first.recipe["seed"]
     text = f"Through the final models of three methods that began with the same one, seed {seed}. "
     return _surface(f"surface-{number}-shared", "Between methods", text, found, [g.name for g in groups])
 

@@ -200,7 +200,7 @@ def _holders(opened: Mapping[Group, Opened]) -> Iterator[Item]:
             figure = picture(run.data)
             figure.axes[0].set_title("")
         rows: list[list[Value]] = [[c.name, *map(int, n)] for c, n in zip(run.data.clients, held, strict=True)]
-        note = f"Seed {group.first.config['seed']}."
+        note = f"Seed {group.first.recipe['seed']}."
         yield Drawing(f"holds-{number}", setting, note, figure, ["client", *classes], rows)
 
 
@@ -239,7 +239,7 @@ def _surfaces(chosen: Details) -> list[Item]:
     alike: dict[tuple[str, int, int], list[Group]] = defaultdict(list)
     for group, run in chosen.opened.items():
         if not run.personal:
-            alike[group.setting, group.first.config["seed"], len(run.models[0].params)].append(group)
+            alike[group.setting, group.first.recipe["seed"], len(run.models[0].params)].append(group)
     shared = {groups[0]: groups[:3] for groups in alike.values() if len(groups) >= 3}
 
     def make(group: Group, opened: Opened, number: int) -> list[Item]:

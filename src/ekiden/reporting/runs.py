@@ -96,7 +96,7 @@ def collect(paths: Sequence[Path]) -> Found:
     for folder in _distinct(folder for path in paths for folder in find(path)):
         try:
             run = _read(folder)
-            twin = alike[_alike(run.config)].setdefault(run.config["seed"], run)
+            twin = alike[_alike(run.config)].setdefault(run.recipe["seed"], run)
             if twin is not run:
                 twins.append((run, twin))
             runs[folder.resolve()] = run
@@ -191,9 +191,8 @@ def _alike(config: Mapping[str, Any]) -> str:
     named = ("data", "silos", "reading", "task", "size", "val_fraction")
     plan = {k: v for k, v in said_in(config).items() if k in named}
     plan["tune"] = bool(said_in(config).get("tune"))
-    plan["evaluate_on"] = said_in(config).get("evaluate_on", "all")
-    fields = [config[k] for k in ("method", "training", "dataset", "model")]
-    fields += [config["hyperparameters"], _machine(config)]
+    recipe = ("method", "hyperparameters", "training", "model", "evaluate_on")
+    fields = [config["dataset"], *(config["recipe"][k] for k in recipe), _machine(config)]
     cell = [_swept(config).get(k) for k in ("experiment", "row", "column")]
     who = [list(config["clients"]), revised(config)]
     return json.dumps([fields, plan, partition(config), *who, cell], sort_keys=True)
@@ -207,7 +206,7 @@ def _machine(config: Mapping[str, Any]) -> dict[str, str]:
 
 def _pools_data(config: Mapping[str, Any]) -> bool:
     """Return whether a run is a yardstick; False if its method is not available."""
-    kind = known(config["method"])
+    kind = known(config["recipe"]["method"])
     return kind is not None and kind.traits.pools_data
 
 
@@ -216,11 +215,11 @@ def _setting(run: Summary) -> str:
     pooled = _pools_data(config)  # one client holds all training data; the test data are still those of all clients
     clients = len((pooled and run.last.get("clients")) or config["clients"])
     parts = [config["dataset"], partition(config), f"{clients} client{'s' * (clients != 1)}"]
-    parts += [outside.short(config["model"])] if config["model"] != "auto" else []
+    parts += [outside.short(config["recipe"]["model"])] if config["recipe"]["model"] != "auto" else []
     plan = said_in(config)
     parts += [f"{plan['size']} pixels"] if plan.get("size") else []
     parts += ["on validation data"] if plan.get("tune") else []
-    parts += ["personal models on own data"] if plan.get("evaluate_on") == "own" else []
+    parts += ["personal models on own data"] if config["recipe"]["evaluate_on"] == "own" else []
     return " · ".join(part for part in parts if part)
 
 
@@ -251,16 +250,16 @@ def _name(group: Group, peers: Sequence[Group], columns: set[str]) -> str:
         twins = [_swept(p.first.config) for p in peers if p is not group]
         return " · ".join(labels) if any(labels[0] in (t.get("row"), t.get("column")) for t in twins) else labels[0]
     mine = _settings(group)
-    others = [_settings(p) for p in peers if p.first.config["method"] == group.first.config["method"]]
+    others = [_settings(p) for p in peers if p.first.recipe["method"] == group.first.recipe["method"]]
     differing = {k: v for k, v in mine.items() if any(other.get(k) != v for other in others)}
-    kind = known(group.first.config["method"])
-    title = kind.__name__ if kind else outside.short(group.first.config["method"])
+    kind = known(group.first.recipe["method"])
+    title = kind.__name__ if kind else outside.short(group.first.recipe["method"])
     return f"{title} ({', '.join(f'{k}={v}' for k, v in differing.items())})" if differing else title
 
 
 def _settings(group: Group) -> dict[str, Any]:
     config = group.first.config
-    return {**config["hyperparameters"], **config["training"], **_machine(config)}
+    return {**config["recipe"]["hyperparameters"], **config["recipe"]["training"], **_machine(config)}
 
 
 def _unique(names: Sequence[str]) -> Iterator[str]:

@@ -271,7 +271,7 @@ def commands(found: Found) -> PlainTable:
     for group in found.groups:
         for run in group.runs:
             typed = dict.fromkeys(_typed(row.get("command")) for row in _lines(run.folder / "attempts.jsonl"))
-            cells = [group.name, str(run.config["seed"]), str(run.folder), _repeat(run), "; ".join(typed)]
+            cells = [group.name, str(run.recipe["seed"]), str(run.folder), _repeat(run), "; ".join(typed)]
             rows.append([*cells, duration(run.seconds)])
     note = "The command that repeats a run alone, bit for bit on the same kind of machine; and what was typed."
     header = ["method", "seed", "folder", "repeat it by", "typed", "time"]
@@ -283,7 +283,7 @@ def environments(found: Found) -> PlainTable:
     made: dict[tuple[str, ...], list[str]] = {}
     for group in found.groups:
         for run in group.runs:
-            made.setdefault(_environment(run), []).append(f"{group.name} (seed {run.config['seed']})")
+            made.setdefault(_environment(run), []).append(f"{group.name} (seed {run.recipe['seed']})")
     rows = [[*environment, ", ".join(runs)] for environment, runs in made.items()]
     header = ["Ekiden", "Python", "torch", "platform", "cores", "GPU", "runs"]
     return PlainTable(
@@ -293,12 +293,12 @@ def environments(found: Found) -> PlainTable:
 
 def command(plan: Plan[Method]) -> str:
     """Return `ekiden run ...` with every flag that differs from its default."""
-    words = ["ekiden", "run", plan.method.title()]
-    parts: tuple[Any, ...] = (plan, plan.method, plan.training, plan.hardware)
+    words = ["ekiden", "run", plan.recipe.method.title()]
+    parts: tuple[Any, ...] = (plan.recipe, plan, plan.recipe.method, plan.recipe.training, plan.hardware)
     for part in parts:
         for field in fields(part):
             value = getattr(part, field.name)
-            if field.name not in ("method", "training", "hardware") and value != _default(field):
+            if field.name not in ("recipe", "method", "training", "hardware") and value != _default(field):
                 words += _flag(field.name.replace("_", "-"), value)
     return shlex.join(words)
 

@@ -360,7 +360,7 @@ class Result:
         worker = Worker(_setup(self.build, self.config, silos.dataset), {})
         silos = replace(silos, dataset=worker.setup.dataset)
         check_model(worker, silos)
-        return TestSet(worker, silos, len(self.clients), self.config.get("evaluate_on", "all"))
+        return TestSet(worker, silos, len(self.clients), self.config["recipe"]["evaluate_on"])
 
     def plot(self, metric: str = "", ax: "Axes | None" = None) -> "Axes":
         """Draw a metric after each step.
@@ -385,7 +385,9 @@ class Result:
         if not found:
             raise unknown("metric", metric, {name for row in rows for name in row} - {"step"})
         axes = ax or pyplot.subplots()[1]
-        axes.plot(*zip(*found, strict=True), marker="o" if len(found) == 1 else None, label=self.config["method"])
+        axes.plot(
+            *zip(*found, strict=True), marker="o" if len(found) == 1 else None, label=self.config["recipe"]["method"]
+        )
         axes.set_xlabel("step")
         axes.set_ylabel(metric.replace("_", " "))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -407,7 +409,7 @@ class Result:
         dataset = str(config["dataset"])
         dataset = Path(dataset).name if Path(dataset).is_absolute() else dataset
         lines = [
-            f"{config['method']} on {dataset}: {counted(len(self.clients), 'client')}, "
+            f"{config['recipe']['method']} on {dataset}: {counted(len(self.clients), 'client')}, "
             f"{counted(len(config['classes']), 'class', 'classes')}",
             f"step {self.state.step} of {self._steps}{measured}{diverged}",
             f"{self.bytes:,} bytes moved in {counted(sum(not row.missing for row in self.ledger), 'transfer')}",
@@ -460,7 +462,7 @@ def _setup(build: Built, config: Mapping[str, Any], dataset: Dataset) -> Setup:
     if why_unusable(hardware.device):
         hardware = replace(hardware, device="cpu")
     hardware = resolved_hardware(hardware, 1, build.own)  # silos do not tell what they have
-    return Setup(build.method, build.own, fed, training, hardware, config["seed"])
+    return Setup(build.method, build.own, fed, training, hardware, config["recipe"]["seed"])
 
 
 def _silos(data: Any, config: Mapping[str, Any], columns: Mapping[str, Any]) -> FederatedData:

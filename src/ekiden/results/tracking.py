@@ -261,8 +261,10 @@ class _Follower:
 def settings(config: Config) -> dict[str, Any]:
     """Return the settings of a run, by name."""
     plan = {k: v for k, v in said_in(config).items() if k in ("partition", "size", "val_fraction")}
-    chosen = {key: config[key] for key in ("method", "dataset", "model", "seed", "steps", "model_bytes")}
-    return {**chosen, "clients": len(config["clients"]), **config["hyperparameters"], **config["training"], **plan}
+    recipe = config["recipe"]
+    chosen = {key: recipe[key] for key in ("method", "model", "seed")}
+    chosen |= {key: config[key] for key in ("dataset", "steps", "model_bytes")}
+    return {**chosen, "clients": len(config["clients"]), **recipe["hyperparameters"], **recipe["training"], **plan}
 
 
 def _allowed(name: str) -> str:

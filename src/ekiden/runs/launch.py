@@ -108,7 +108,7 @@ class Lines:
 
     def __init__(self, console: Console, jobs: Sequence[LaunchedRun]) -> None:
         self._console = console
-        self._names = [f"{job.folder.name}, seed {job.plan.seed}" for job in jobs]
+        self._names = [f"{job.folder.name}, seed {job.plan.recipe.seed}" for job in jobs]
         self._total = [0] * len(jobs)
         self._step = [0] * len(jobs)
         self._last = [time.monotonic()] * len(jobs)
@@ -171,7 +171,7 @@ def _guarded(run: int, job: LaunchedRun, report: Callable[[Event], None]) -> Run
 
     def begin() -> None:  # after the checks: refused runs get a single line, the reason
         lines = "" if run else str(description(data))
-        report(Event(run, "starting", total=job.plan.method.steps(len(data.clients)), lines=lines))
+        report(Event(run, "starting", total=job.plan.recipe.method.steps(len(data.clients)), lines=lines))
 
     def on_step(row: Row) -> None:
         report(Event(run, measured(data.dataset.task.headline, row), row["step"]))

@@ -5,26 +5,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
-from torch import nn
-
 from ekiden import api, models
 from ekiden.base import outside
-from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero, made, plain
+from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero, made, plain, reading
 from ekiden.base.errors import UserError, at
-from ekiden.base.settings import Hardware, Training
+from ekiden.base.settings import Hardware
 from ekiden.data import NAMED, Dataset, FederatedData, Iid, Reading, join, load, parse, silos, split
 from ekiden.data import origin as origins
 from ekiden.data.partition import Unmet
 from ekiden.data.tasks import task_of
 from ekiden.engine import networks
 from ekiden.engine.drive import Row
-from ekiden.engine.evaluation import EvaluateOn, TestSet
+from ekiden.engine.evaluation import TestSet
 from ekiden.engine.folder import read_config, settings_in
 from ekiden.engine.method import Method
 from ekiden.engine.setup import check_labels, check_model, check_same_data, resolved_hardware, why_unusable
 from ekiden.engine.worker import Setup, Watch, Worker
-from ekiden.methods import method_of, name_of, plan_of
-from ekiden.models import training_part
+from ekiden.recipe import Recipe, recipe_of
+from ekiden.results.result import ModelSource
 
 M = TypeVar("M", bound=Method)
 GIVE_AGAIN = "as in ekiden.resume(folder, silos, network=...) and ekiden.evaluate(folder, silos)"
@@ -35,7 +33,7 @@ TaskName = Literal["auto", "classification", "multi-label", "regression", "segme
 class Plan(Checked, Generic[M]):
     """A method, data, a network and how to train it."""
 
-    method: M
+    recipe: Recipe[M]
     data: str = "digits"
     """name of a data set (see `ekiden list`), a folder of class folders or domain/class folders, a table (Parquet,
     CSV), or arrays (.npz, safetensors)"""
@@ -53,29 +51,12 @@ class Plan(Checked, Generic[M]):
     silos: tuple[str, ...] = ()
     """instead of --data, the files or folders of the silos; or one folder that holds a file or a folder for each; or a
     TOML file that names them"""
-    model: str = "auto"
-    """network (see `ekiden list`); auto: the one that fits the data"""
-    pretrained: str = ""
-    """safetensors file with the network's values, by name; a head of another size is left out"""
-    train: str = "all"
-    """the part that is trained: all; head; last:K, the last K blocks and the head;
-    lora:r=8,alpha=16,targets=query+value, adapters of low rank and the head. The rest is frozen: it does not travel,
-    and stays in evaluation mode"""
     task: TaskName = "auto"
     """what the labels mean; auto decides by their values"""
-    metric: str = ""
-    """headline metric, which chooses epochs and which tables show: its name (see docs/tasks.md), or FILE.py:NAME of a
-    function (answers, labels) -> number. If you name one, all metrics are measured. By default the task's first, such
-    as accuracy"""
     reading: Reading = field(default_factory=Reading)
-    training: Training = field(default_factory=Training)
     hardware: Hardware = field(default_factory=Hardware)
-    seed: CountOrZero = 0
-    """seed of everything random: partition, initial model, training"""
     workers: Count = 1
     """number of processes for the independent tasks of one run"""
-    evaluate_every: Count = 1
-    """steps between evaluations on the test data"""
     data_seed: CountOrZero | None = None
     """seed of the partition, if not --seed: the same silos for all --seeds"""
     tune: bool = False
@@ -83,19 +64,12 @@ class Plan(Checked, Generic[M]):
     keep_trained: bool = False
     """keep the models that each client's last task trained. `ekiden report` then shows distances in a pool and the loss
     around it"""
-    evaluate_on: EvaluateOn = "all"
-    """measure personal models on all test data, or each on its own client's only, in 1/N of the time. With own, the
-    models that clients trained last in the step are also measured, before any averaging (client_mean_trained)"""
 
     def __post_init__(self) -> None:
-        """Find the run, the network and the file that the settings name."""
-        training_part.parsed(self.train)
-        method, model, pretrained = self.method.with_source(self.model, self.pretrained)
-        object.__setattr__(self, "method", method)
-        object.__setattr__(self, "pretrained", models.located_file(pretrained))
-        object.__setattr__(self, "model", models.located(model))
-        if self.model != "auto":
-            models.check_name(self.model)  # before slow work
+        """Find the run, the network and the files that the recipe names."""
+        object.__setattr__(self, "recipe", self.recipe.located())
+        if self.recipe.model != "auto":
+            models.check_name(self.recipe.model)  # before slow work
         if self.partition != "auto":
             parse(self.partition)
 
@@ -107,9 +81,9 @@ class Plan(Checked, Generic[M]):
 
     def _with_metric(self, data: FederatedData) -> FederatedData:
         """Return the data with the headline metric that the plan names."""
-        task = replace(data.dataset.task, metric=self.metric) if self.metric else data.dataset.task
+        task = replace(data.dataset.task, metric=self.recipe.metric) if self.recipe.metric else data.dataset.task
         _ = task.headline  # raises if there is no such metric
-        return data.with_task(task) if self.metric else data
+        return data.with_task(task) if self.recipe.metric else data
 
     def _divided(self, dataset: Dataset | None) -> FederatedData:
         if self.silos and (self.partition != "auto" or self.clients is not None):
@@ -139,18 +113,18 @@ class Plan(Checked, Generic[M]):
 
     @property
     def _data_seed(self) -> int:
-        return self.seed if self.data_seed is None else self.data_seed
+        return self.recipe.seed if self.data_seed is None else self.data_seed
 
     def dataset(self) -> Dataset:
         """Return the data before they are divided."""
-        return loaded(self.data, self.silos, self.size, self.reading.for_model(self.model), self.task)
+        return loaded(self.data, self.silos, self.size, self.reading.for_model(self.recipe.model), self.task)
 
     def other(self, data: str, own: Dataset) -> Dataset:
         """Return other data to measure a model on, read and scaled as the run's `own` data."""
         if data in NAMED and own.inputs.sized and self.reading == Reading() and not self.silos:
             task = "" if self.task == "auto" else self.task
             return load(data, size=own.shape[-1] if len(own.shape) == 3 else None, task=task)
-        chosen = self.reading.with_schema().for_model(self.model).chosen()
+        chosen = self.reading.with_schema().for_model(self.recipe.model).chosen()
         for column in ("schema", "group_column", "subject_column", "time_column"):  # which the other data need not have
             chosen.pop(column, None)
         return load(data, like=own, **chosen)
@@ -166,44 +140,37 @@ class Plan(Checked, Generic[M]):
         track: Sequence[str] = (),
         *,
         quiet: bool = True,
+        stop_after: int | None = None,
     ) -> api.Result:
         """Run it over `data` (from `federation`) in `folder`, or resume it; note `about` in a new folder."""
-        return api.run(
-            self.method,
-            data,
-            self.model,
-            training=self.training,
+        how = api.How(
             hardware=self.hardware,
-            seed=self.seed,
             folder=folder,
             workers=self.workers,
-            evaluate_every=self.evaluate_every,
             config={**self._noted(folder), **(about or {})},
             watch=watch,
             on_start=on_start,
             on_step=on_step,
+            stop_after=stop_after,
             keep_trained=self.keep_trained,
-            evaluate_on=self.evaluate_on,
-            train=self.train,
-            pretrained=self.pretrained,
-            track=track,
+            track=tuple(track),
             quiet=quiet,
         )
+        return api.prepared(self.recipe, data, how).end()
 
     def _noted(self, folder: Path) -> dict[str, Any]:
         """Return what a run folder says about the plan; one from Python has an origin of data instead."""
         if (folder / "config.json").exists() and "plan" not in (config := read_config(folder)):
             return {name: value for name, value in config.items() if name in config.get("own", ())}
-        return {"plan": self.to_json()}
+        return {"plan": {name: value for name, value in self.to_json().items() if name != "recipe"}}
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain values."""
-        name = name_of(type(self.method))
-        values = plain(self) | {"method": name, "hyperparameters": plain(self.method)}
-        values |= {"reading": self.reading.chosen()}
+        values = plain(self) | {"recipe": self.recipe.to_json(), "reading": self.reading.chosen()}
         if self.data_seed is None:
             del values["data_seed"]
-        code = outside.digests((name, self.model, self.data, self.metric, self.reading.sample_kind))
+        files = (self.recipe.name, self.recipe.model, self.data, self.recipe.metric, self.reading.sample_kind)
+        code = outside.digests(files)
         return values | ({"code": code} if code else {})
 
 
@@ -217,7 +184,8 @@ def from_json(values: dict[str, Any]) -> Plan[Method]:
     """Return the plan with these plain values."""
     outside.refuse_changed(values.get("code", {}))
     given = {name: value for name, value in values.items() if name != "code"}
-    return plan_of(Plan, given, "the version of Ekiden that wrote it")
+    with reading("the plan"):
+        return made(Plan, given | {"recipe": recipe_of(given.get("recipe"))})
 
 
 def stored(folder: Path) -> Plan[Method]:
@@ -230,7 +198,7 @@ def plan_in(config: Mapping[str, Any], where: Path) -> Plan[Method]:
     if config.get("on") == "flower":
         raise UserError(f"{where} is a run over silos, which keep its data: `ekiden show` prints what they measured")
     with at(str(where)):
-        return from_json(config["plan"]) if "plan" in config else _from_python(config)
+        return from_json({**config["plan"], "recipe": config["recipe"]}) if "plan" in config else _from_python(config)
 
 
 def federation_in(config: Mapping[str, Any], where: Path) -> FederatedData:
@@ -241,7 +209,7 @@ def federation_in(config: Mapping[str, Any], where: Path) -> FederatedData:
     """
     plan = plan_in(config, where) if "plan" in config or config.get("on") else _data_in(config)
     data = plan.federation()
-    check_same_data(config, plan.method, data, where)
+    check_same_data(config, plan.recipe.method, data, where)
     return data
 
 
@@ -250,30 +218,18 @@ def _from_python(config: Mapping[str, Any]) -> Plan[Method]:
     plan = _data_in(config)
     if why := in_memory(config):
         raise UserError(f"{why}: give it again, {GIVE_AGAIN}")
-    training, hardware = settings_in(config)
-    return replace(
-        plan,
-        model=config["model"],
-        keep_trained=config.get("keep_trained", False),
-        train=config["train"],
-        pretrained=config["pretrained"],
-        metric=config["task"].get("metric", ""),
-        training=training,
-        hardware=hardware,
-        seed=config["seed"],
-        workers=config["workers"],
-        evaluate_every=config["evaluate_every"],
-        evaluate_on=config["evaluate_on"],
-    )
+    hardware, workers = settings_in(config)[1], config["workers"]
+    recipe, keep = recipe_of(config["recipe"]), config.get("keep_trained", False)
+    return replace(plan, recipe=recipe, hardware=hardware, workers=workers, keep_trained=keep)
 
 
 def _data_in(config: Mapping[str, Any]) -> Plan[Method]:
-    """Return a plan with the method and the data of a run that was started in Python."""
+    """Return a plan with the recipe and the data of a run that was started in Python."""
     origin = origins.from_json(config.get("origin", {}))
     if not origin.kept:
         raise UserError(f"{in_memory(config)}: give them again, {GIVE_AGAIN}")
     return Plan(
-        method_of(config),
+        replace(recipe_of(config["recipe"]), model="auto"),  # the network may be of the session only
         data=origin.data or "digits",
         silos=origin.silos,
         partition="auto" if origin.silos else origin.partition,
@@ -297,7 +253,7 @@ def in_memory(config: Mapping[str, Any]) -> str:
     if not origins.from_json(config.get("origin", {})).kept:
         return "its data were given in Python"
     if config["network"] is None:
-        return f"its network ({config['model']}) was made in Python"
+        return f"its network ({config['recipe']['model']}) was made in Python"
     metric = config["task"].get("metric", "")
     known = {one.name for one in task_of(config["task"]).metrics}
     return "" if not metric or metric in known or outside.is_file(metric) else f"its metric ({metric}) is a function"
@@ -305,49 +261,41 @@ def in_memory(config: Mapping[str, Any]) -> str:
 
 def rerun(
     before: Mapping[str, Any],
-    method: Method,
+    recipe: Recipe[Method],
     data: FederatedData,
-    model: str | nn.Module | Callable[[], nn.Module],
+    network: ModelSource | None,
     folder: Path,
     **more: Any,
 ) -> api.Result:
     """Run what the configuration of a run from Python says, in a new folder or in its own.
 
     Args:
-        before: the configuration; its data, method and network are the other arguments.
-        method: the method.
+        before: the configuration; its recipe, data and network are the other arguments.
+        recipe: what is run.
         data: who holds what.
-        model: the network.
+        network: the user's own network; None takes the one that the recipe names.
         folder: the run folder.
-        **more: further arguments of `ekiden.run`.
+        **more: further fields of `api.How`.
     """
-    training, hardware = settings_in(before)
-    return api.run(
-        method,
-        data,
-        model,
-        training=training,
-        hardware=hardware,
-        seed=before["seed"],
+    how = api.How(
+        hardware=settings_in(before)[1],
         folder=folder,
         workers=before["workers"],
-        evaluate_every=before["evaluate_every"],
-        evaluate_on=before["evaluate_on"],
-        train=before["train"],
-        pretrained=before["pretrained"],
         keep_trained=before.get("keep_trained", False),
         **more,
     )
+    return api.prepared(recipe, data, how, network).end()
 
 
 def judge(plan: Plan[Method], own: FederatedData, data: FederatedData) -> TestSet:
     """Return what measures models that `plan` trained on `own` on the test samples of `data`, on the CPU."""
-    build = networks.builder(plan.model, own, plan.seed, plan.method, plan.train, plan.pretrained)
+    recipe = plan.recipe
+    build = networks.builder(recipe.model, own, recipe.seed, recipe.method, recipe.train, recipe.pretrained)
     device = "cpu" if why_unusable(plan.hardware.device) else plan.hardware.device
     hardware = resolved_hardware(replace(plan.hardware, device=device), 1, build)
     # Samples are prepared as in training, because the network knows no other scale of the pixels.
     dataset = replace(data.dataset, mean=own.dataset.mean, std=own.dataset.std, task=own.dataset.task)
-    worker = Worker(Setup(plan.method, build, dataset, plan.training, hardware, plan.seed), {})
+    worker = Worker(Setup(recipe.method, build, dataset, recipe.training, hardware, recipe.seed), {})
     data = replace(data, dataset=dataset)
     check_labels(data)
     check_model(worker, data)

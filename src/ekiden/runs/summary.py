@@ -28,7 +28,8 @@ from ekiden.engine.drive import told
 from ekiden.engine.folder import read_config, read_ledger, read_lines, settings_in
 from ekiden.engine.method import Method, asks_for_sums
 from ekiden.engine.wire import SERVER
-from ekiden.methods import known, method_of
+from ekiden.methods import known
+from ekiden.recipe import recipe_of
 from ekiden.results.result import flat
 from ekiden.runs.plan import in_memory
 
@@ -57,6 +58,12 @@ class Summary:
     seconds: float
     environment: Mapping[str, Any] = field(default_factory=dict)
     recorded: bool = False
+
+    @property
+    def recipe(self) -> Mapping[str, Any]:
+        """Its recipe, as plain values."""
+        found: Mapping[str, Any] = self.config["recipe"]
+        return found
 
     @property
     def finished(self) -> bool:
@@ -102,11 +109,11 @@ def as_record(run: Summary) -> dict[str, Any]:
     config, metric = run.config, headline(run)
     return {
         "folder": str(run.folder),
-        "method": config["method"],
+        "method": config["recipe"]["method"],
         "settings": label(config),
         "data": config["dataset"],
         "clients": config["clients"],
-        "seed": config["seed"],
+        "seed": config["recipe"]["seed"],
         "finished": run.finished,
         "step": run.last.get("step", 0),
         "steps": config["steps"],
@@ -130,7 +137,7 @@ def compared(summaries: Iterable[Summary]) -> list[dict[str, Any]]:
             {
                 "method": label(one.config),
                 "data": _data(one.config),
-                "seeds": [run.config["seed"] for run in done],
+                "seeds": [run.config["recipe"]["seed"] for run in done],
                 "unfinished": len(group) - len(done),
                 "metric": metric.name,
                 "values": values,
@@ -150,8 +157,8 @@ def _grouped(summaries: Iterable[Summary]) -> dict[str, dict[int, Summary]]:
     groups: dict[str, dict[int, Summary]] = defaultdict(dict)
     for summary in summaries:  # if two runs have the same seed, take a finished one; both are equal
         group = groups[_all_but_the_seed(summary.config)]
-        if not (twin := group.get(summary.config["seed"])) or not twin.finished:
-            group[summary.config["seed"]] = summary
+        if not (twin := group.get(summary.recipe["seed"])) or not twin.finished:
+            group[summary.recipe["seed"]] = summary
     return groups
 
 
@@ -213,7 +220,7 @@ def divergence(run: Summary) -> str:
         return ""
     task = task_in(run.config)
     guess = task.guess(task.outputs(run.config["classes"]))
-    line = evaluation.divergence(run.last, guess, run.config["training"]["lr"])
+    line = evaluation.divergence(run.last, guess, run.recipe["training"]["lr"])
     return f"{run.folder}: {line}" if line else ""
 
 
@@ -260,11 +267,11 @@ def metric_of(run: Summary, key: str) -> Metric:
 
 def about(run: Summary) -> str:
     """Describe data, training and result in a few lines."""
-    used = run.config["training"] | {"select": selection(run.config)}
+    used = run.recipe["training"] | {"select": selection(run.config)}
     training = ", ".join(f"{k} {v}" for k, v in used.items() if v != [])
     state = "finished" if run.finished else f"stopped after step {run.last.get('step', 0)}: {going_on(run)}"
     return (
-        f"{_data(run.config)}; seed {run.config['seed']}; model of {size(run.config['model_bytes'])}\n"
+        f"{_data(run.config)}; seed {run.recipe['seed']}; model of {size(run.config['model_bytes'])}\n"
         f"{training}\n{state}; {size(run.last.get('bytes', 0))} moved, {duration(run.seconds)}"
         + (f"\nalways giving the commonest class: {_majority([run])} % accuracy" if "majority" in run.last else "")
         + (f"\n{line}" if (line := divergence(run)) else "")
@@ -375,14 +382,14 @@ def notes(run: Summary) -> str:
 
 def label(config: dict[str, Any]) -> str:
     """Name the method, its settings that differ from the default and change the result, and what a budget reduced."""
-    kind = known(config["method"])
+    kind = known(config["recipe"]["method"])
     usual = (plain(kind()) if kind else {}) | plain(Training()) | plain(Hardware())
     hardware = {k: v for k, v in config["hardware"].items() if k in ("device", "precision")}
-    given = config["hyperparameters"] | plain(settings_in(config)[0]) | hardware
+    given = config["recipe"]["hyperparameters"] | plain(settings_in(config)[0]) | hardware
     if selection(config) != given["select"]:  # if the method decides it
         del given["select"]
     chosen = {k: v for k, v in given.items() if usual.get(k) != v}
-    name = outside.short(config["method"])
+    name = outside.short(config["recipe"]["method"])
     told = [f"{k}={v}" for k, v in chosen.items()]
     name = f"{name} ({', '.join(told)})" if told else name
     return f"{name}{_budget(config)}{_revised(config)}"
@@ -404,14 +411,14 @@ def revised(config: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def selection(config: dict[str, Any]) -> str:
     """Return what local training returned in a run. It differs from `--select` if the method decides it."""
-    method, select = _method(config), config["training"]["select"]
+    method, select = _method(config), config["recipe"]["training"]["select"]
     return str(config["selection"]) if method is None else method.selection(select)
 
 
 def _method(config: dict[str, Any]) -> Method | None:
     """Return the method of a run; None if it was made in Python, or in a file that is gone or has changed."""
     settings_in(config)
-    return method_of(config) if known(config["method"]) else None
+    return recipe_of(config["recipe"]).method if known(config["recipe"]["method"]) else None
 
 
 def _budget(config: dict[str, Any]) -> str:
@@ -422,10 +429,9 @@ def _budget(config: dict[str, Any]) -> str:
 
 
 def _all_but_the_seed(config: dict[str, Any]) -> str:
-    fields = {k: config[k] for k in ("method", "training", "hardware", "dataset", "model")}
-    plan = {k: v for k, v in config.get("plan", {}).items() if k not in ("seed", "hyperparameters")}
-    others = [config["hyperparameters"], revised(config)]
-    return json.dumps([fields, plan, list(config["clients"]), *others], sort_keys=True)
+    recipe = {k: v for k, v in config["recipe"].items() if k != "seed"}
+    others = [config.get("plan"), config["hardware"], config["dataset"], list(config["clients"]), revised(config)]
+    return json.dumps([recipe, *others], sort_keys=True)
 
 
 def spread(values: Sequence[float], metric: Metric | None = None) -> str:
@@ -461,11 +467,10 @@ def _data(config: dict[str, Any]) -> str:
     tuning = ", on validation data" if plan.get("tune") else ""
     dataset = config["dataset"]
     name = Path(dataset).name if Path(dataset).is_absolute() else dataset
-    own = ", personal models on own data" if plan.get("evaluate_on") == "own" else ""
+    own = ", personal models on own data" if config["recipe"]["evaluate_on"] == "own" else ""
     name += "".join(f", {label}" for label in plan.get("reading", {}).get("label_column", ()))
-    return (
-        f"{name}, {counted(len(config['clients']), 'client')}{partition}, {outside.short(config['model'])}{tuning}{own}"
-    )
+    model = outside.short(config["recipe"]["model"])
+    return f"{name}, {counted(len(config['clients']), 'client')}{partition}, {model}{tuning}{own}"
 
 
 def table(runs: Sequence[Summary]) -> "pa.Table":
@@ -533,12 +538,12 @@ def _identity(run: Summary) -> dict[str, Any]:
     plan, swept = said_in(config), config.get("sweep", {})
     return {
         "run": str(run.folder),
-        "method": config["method"],
+        "method": config["recipe"]["method"],
         "data": config["dataset"],
         "partition": plan.get("partition"),
         "clients": len(config["clients"]),
-        "model": config["model"],
-        "seed": config["seed"],
+        "model": config["recipe"]["model"],
+        "seed": config["recipe"]["seed"],
         "settings": label(config),
         "row": swept.get("row"),
         "column": swept.get("column"),

@@ -36,8 +36,11 @@ def card(result: Result) -> str:
     """
     config = result.config
     task = task_in(config)
-    name, data = outside.short(config["method"]), _short(config["dataset"])
-    lines = [f"# {config['method'] if '/' not in config['method'] else name}: {task.kind} of {data}", ""]
+    name, data = outside.short(config["recipe"]["method"]), _short(config["dataset"])
+    lines = [
+        f"# {config['recipe']['method'] if '/' not in config['recipe']['method'] else name}: {task.kind} of {data}",
+        "",
+    ]
     lines += [_summary(result), ""]
     if line := not_finished(config, result.state.step):
         lines += [f"**Not finished:** {line}.", ""]
@@ -92,9 +95,10 @@ network takes scaled samples. These two files contain no code.
 def _summary(result: Result) -> str:
     config = result.config
     last = _last(result)
+    method = config["recipe"]["method"]
     text = (
-        f"Trained by `{outside.short(config['method'])}` over {len(result.clients)} silos whose data stayed where they "
-        f"were. {_about(config['method'])}"
+        f"Trained by `{outside.short(method)}` over {len(result.clients)} silos whose data stayed where they "
+        f"were. {_about(method)}"
     )
     if result.headline in last:
         text += f" On the silos' test data: {result.headline} {last[result.headline]:.4f}."
@@ -104,7 +108,7 @@ def _summary(result: Result) -> str:
 def _model(config: Mapping[str, Any]) -> list[str]:
     task, given = task_in(config), config["input"]
     own = config.get("architecture", {}).get("class")
-    name = outside.short(config["network"] or own or config["model"])
+    name = outside.short(config["network"] or own or config["recipe"]["model"])
     name = f"hf:{_short(name)}" if name.startswith("hf:/") else name
     network = f"`{name}`" + ("" if config["network"] else ", given from Python")
     rows = [
@@ -142,7 +146,7 @@ def _data(config: Mapping[str, Any]) -> list[str]:
 
 def _training(result: Result) -> list[str]:
     config = result.config
-    settings = {**config["hyperparameters"], **config["training"], "seed": config["seed"]}
+    settings = {**config["recipe"]["hyperparameters"], **config["recipe"]["training"], "seed": config["recipe"]["seed"]}
     settings = {name: value for name, value in settings.items() if value not in ([], (), "")}
     changes = [change for made in config.get("revisions", []) for change in made.items()]
     revised = "".join(f" {what} {who}." for what, who in changes)

@@ -452,7 +452,7 @@ def _hf(model: LoadedModel, folder: Path, run: Path, network: ModelSource | None
     result = open_run(run, network=network)
     state = {name: value.detach() for name, value in model.network.state_dict().items()} | dict(fixed(model.network))
     config = about(model, named=False) | {
-        "architectures": [result.config["network"] or result.config["model"]],
+        "architectures": [result.config["network"] or result.config["recipe"]["model"]],
         "id2label": {str(k): name for k, name in enumerate(model.classes)},
         "label2id": {name: k for k, name in enumerate(model.classes)},
         "problem_type": _problem(model),

@@ -18,7 +18,7 @@ from ekiden.engine.folder import config_digest, read_config, read_ledger, read_l
 from ekiden.engine.method import Method
 from ekiden.engine.networks import GivenNetwork, Made, NamedNetwork, Prepared, as_module, of_method, read_model
 from ekiden.engine.transport import Transfer
-from ekiden.methods import method_of
+from ekiden.recipe import recipe_of
 from ekiden.results.result import LoadedModel, Models, ModelSource, Result, task_in, wrapped
 from ekiden.runs.plan import federation_in
 from ekiden.training import frozen
@@ -78,7 +78,7 @@ def open_models(folder: Path, *, network: ModelSource | None = None) -> Result:
 
 def method_in(config: Mapping[str, Any]) -> Method:
     """Return the method in the configuration of a run."""
-    return method_of(config)
+    return recipe_of(config["recipe"]).method
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class _Opened:
             method = method_in(config)
         shape, task = tuple(config["input"]["shape"]), task_in(config)
         outputs = task.outputs(config["classes"])
-        made = of_method(_own(config, shape, outputs, network), method, shape, outputs, config["seed"], task)
+        made = of_method(_own(config, shape, outputs, network), method, shape, outputs, config["recipe"]["seed"], task)
         own = _Same(made, config["frozen"].get("digest", ""))
         return cls(folder, config, method, Built(method, own, len(config["clients"])))
 
@@ -143,15 +143,15 @@ def _own(
     config: Mapping[str, Any], shape: tuple[int, ...], outputs: int, given: ModelSource | None
 ) -> Callable[[], nn.Module]:
     """Return what makes the network that the user chose."""
-    seed, name = config["seed"], config["network"]
+    seed, name = config["recipe"]["seed"], config["network"]
     build: Callable[[], nn.Module]
     if name is not None:
         build = NamedNetwork(name, shape, outputs, seed, from_json(config["inputs"]))
     elif given is None:
-        return _Unknown(config["model"])
+        return _Unknown(config["recipe"]["model"])
     else:
         build = GivenNetwork(given) if isinstance(given, nn.Module) else Made(given, seed)
-    return Prepared(build, config["pretrained"], config["train"], seed)
+    return Prepared(build, config["recipe"]["pretrained"], config["recipe"]["train"], seed)
 
 
 @dataclass(frozen=True)
@@ -183,4 +183,4 @@ def _check_there(run: _Opened, name: str, client: str) -> None:
     if client:
         if client not in run.config["clients"]:
             raise unknown("client", client, run.config["clients"])
-        raise UserError(f"{run.config['method']} gives no personal models: leave out the client {client!r}")
+        raise UserError(f"{run.config['recipe']['method']} gives no personal models: leave out the client {client!r}")

@@ -13,15 +13,15 @@ from typing import Any
 from ekiden import api
 from ekiden.base.errors import UserError, unknown
 from ekiden.data.samples import FederatedData
-from ekiden.engine.folder import data_digests, model_differences, model_digest, read_config, settings_in
+from ekiden.engine.folder import data_digests, model_differences, model_digest, read_config
 from ekiden.engine.method import Method
 from ekiden.engine.networks import builder
 from ekiden.engine.setup import describe_model
 from ekiden.engine.worker import Setup
 from ekiden.methods import among
+from ekiden.recipe import Recipe, recipe_of
 from ekiden.results.result import ModelSource
 from ekiden.runs.plan import Plan, in_memory, plan_in, rerun
-from ekiden.serving.loading import method_in
 
 _SCALED = {"classes": "the classes", "input": "the shape or scale of inputs"}
 
@@ -98,13 +98,13 @@ class _Before:
     Attributes:
         folder: its folder.
         config: its configuration.
-        method: the method with its hyperparameters.
+        recipe: what was run.
         plan: the plan that repeats the run; None if the run was made from Python with its own data.
     """
 
     folder: Path
     config: Mapping[str, Any]
-    method: Method
+    recipe: Recipe[Method]
     plan: Plan[Method] | None
 
     @property
@@ -131,7 +131,7 @@ def _read(folder: str | os.PathLike[str]) -> _Before:
             f"{path} is a run between machines: use the commands `ekiden forget` and `ekiden join` at its coordinator"
         )
     plan = None if in_memory(config) else plan_in(config, path)
-    return _Before(path, config, plan.method if plan else method_in(config), plan)
+    return _Before(path, config, recipe_of(config["recipe"]), plan)
 
 
 def _again(
@@ -149,12 +149,12 @@ def _again(
         raise UserError(f"{folder} exists already: delete it, or choose another folder by --out")
     _check_data(run, held)
     left_out = [c.name for c in held.clients if c.name not in clients]
-    data, method = held.without(*left_out), among(run.method, clients)
-    _check_network(run, data, method, network)
+    data, recipe = held.without(*left_out), replace(run.recipe, method=among(run.recipe.method, clients))
+    _check_network(run, data, recipe, network)
     noted = {"revisions": [*run.config.get("revisions", []), {**about, "from": run.folder.name}]}
     if run.plan:
-        return replace(run.plan, method=method, without=",".join(left_out)).run(folder, data, about=noted)
-    return rerun(run.config, method, data, network or run.config["model"], folder, config=noted)
+        return replace(run.plan, recipe=recipe, without=",".join(left_out)).run(folder, data, about=noted)
+    return rerun(run.config, recipe, data, network, folder, config=noted)
 
 
 def _check_data(run: _Before, data: FederatedData) -> None:
@@ -165,15 +165,14 @@ def _check_data(run: _Before, data: FederatedData) -> None:
         raise UserError(f"{', '.join(different)} differ from what {run.folder} was made with: put these data back")
 
 
-def _check_network(run: _Before, data: FederatedData, method: Method, network: ModelSource | None) -> None:
+def _check_network(run: _Before, data: FederatedData, recipe: Recipe[Method], network: ModelSource | None) -> None:
     """Refuse another network, or one with differently prepared inputs."""
     config, plan = run.config, run.plan
     if not plan and network is None and config["network"] is None:
-        raise UserError(f"{run.folder} has its own network ({config['model']}): give it as `network`")
-    model: str | ModelSource = plan.model if plan else network or config["model"]
-    train, pretrained = config.get("train", "all"), config.get("pretrained", "")
-    build = builder(model, data, config["seed"], method, train, pretrained)
-    setup = Setup(method, build, data.dataset, settings_in(config)[0], seed=config["seed"])
+        raise UserError(f"{run.folder} has its own network ({recipe.model}): give it as `network`")
+    model: str | ModelSource = recipe.model if plan else network or recipe.model
+    build = builder(model, data, recipe.seed, recipe.method, recipe.train, recipe.pretrained)
+    setup = Setup(recipe.method, build, data.dataset, recipe.training, seed=recipe.seed)
     found = describe_model(setup)
     before, now = {"model": config["digests"]["model"]}, {"model": model_digest(setup)}
     different = model_differences(before, now)

@@ -22,6 +22,7 @@ from ekiden.data.holdings import located_silo
 from ekiden.data.tasks import KINDS
 from ekiden.engine.method import Method
 from ekiden.methods import LAP, METHODS, method_named
+from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan
 
 Values = Mapping[str, Any]
@@ -32,7 +33,7 @@ Entry = dict[str, Any]
 @cache
 def common_settings() -> dict[str, Any]:
     """Return the type of every setting that all methods share, by its name."""
-    own = {k: v for k, v in _hints(Plan).items() if k not in ("method", "seed", *_PARTS)}
+    own = {k: v for k, v in (_hints(Plan) | _hints(Recipe)).items() if k not in ("recipe", "method", "seed", *_PARTS)}
     return own | _hints(Reading) | _hints(Training) | _hints(Hardware)
 
 
@@ -68,12 +69,12 @@ def plan_of(method: str, values: Values) -> Plan[Method]:
         return {f.name: given[f.name] for f in fields(part) if f.name in given}
 
     parts = {name: made(part, of(part)) for name, part in _PARTS.items()}
-    plan = made(Plan, of(Plan) | parts | {"method": made(kind, of(kind))})
+    recipe = made(Recipe, of(Recipe) | {"training": parts.pop("training"), "method": made(kind, of(kind))})
+    plan = made(Plan, of(Plan) | parts | {"recipe": recipe})
     places = tuple(map(located_silo, plan.silos))
-    model, data, metric = map(outside.located, (plan.model, plan.data, plan.metric))
-    plan = replace(plan, model=model, data=data, metric=metric, silos=places, reading=plan.reading.located())
-    if plan.model != "auto":
-        models.check_name(plan.model)
+    plan = replace(plan, data=outside.located(plan.data), silos=places, reading=plan.reading.located())
+    if plan.recipe.model != "auto":
+        models.check_name(plan.recipe.model)
     if plan.partition != "auto":
         parse(plan.partition)
     return plan
@@ -140,13 +141,14 @@ class Budget:
     def scale(self, plan: Plan[Method]) -> tuple[Plan[Method], tuple[Scaled, ...]]:
         """Return the plan with fewer epochs, rounds and so on, and what was changed. No value falls below 1."""
         scaled = []
+        method = plan.recipe.method
         for name, factor in self.factors.items():
-            full = getattr(plan.method, name, 0)
+            full = getattr(method, name, 0)
             used = max(1, round(full * factor))
             if full > used:
                 scaled.append(Scaled(name, full, used))
         changes: dict[str, Any] = {s.name: s.used for s in scaled}
-        return replace(plan, method=replace(plan.method, **changes)), tuple(scaled)
+        return replace(plan, recipe=replace(plan.recipe, method=replace(method, **changes))), tuple(scaled)
 
 
 def budgets(values: object, kinds: Iterable[type[Method]]) -> dict[str, Budget]:
@@ -435,8 +437,8 @@ def _cell(
             raise UserError("neither row nor column names a method")
         plan, scaled = budget.scale(plan_of(method, _merged(method_named(method), layers)))
         if metric not in METRICS:  # it is measured only if the file asks for it
-            plan = replace(plan, metric=metric)
-        if metric == "client_mean_trained" and plan.evaluate_on != "own":
+            plan = replace(plan, recipe=replace(plan.recipe, metric=metric))
+        if metric == "client_mean_trained" and plan.recipe.evaluate_on != "own":
             raise UserError(f'metric {metric} is not measured: add evaluate_on = "own"')
         return replace(cell, plan=plan, scaled=scaled)
 

@@ -328,7 +328,7 @@ def section(sweep: Sweep, *more: Sweep) -> str:
     for result in done:
         if result.cell.note:
             notes.setdefault(result.cell.note, []).append(result.cell.label)
-    counted = {(result.cell.label, run.config["seed"]) for result in results for run in result.runs}
+    counted = {(result.cell.label, run.recipe["seed"]) for result in results for run in result.runs}
     failed = [
         f"- {run.cell.label}, seed {run.seed} failed: {why}"
         for one in (sweep, *more)
@@ -366,7 +366,7 @@ def _budget(sweep: Sweep) -> str:
 
 
 def _line(result: CellResult, sweep: Sweep) -> Line:
-    seeds = ", ".join(str(run.config["seed"]) for run in result.runs)
+    seeds = ", ".join(str(run.recipe["seed"]) for run in result.runs)
     last = [run.last for run in result.runs]
     sent, passes = mean(row["bytes"] for row in last), mean(row["forward"] + 2 * row["backward"] for row in last)
     line = Line(*names(result.cell, sweep.experiment), ours(result), seeds, size(sent), f"{passes / 1e6:,.3g}")

@@ -71,6 +71,7 @@ def _differ(found: Plan[Method], wanted: Plan[Method]) -> tuple[str, ...]:
 def flat(plan: Plan[Method]) -> dict[str, Any]:
     """Return what decides the results of a plan, by setting. Paths are reduced to names, see `portable`."""
     values: dict[str, Any] = portable(plan.to_json())
+    values |= values.pop("recipe")
     values["model"] = _last_part(values["model"])
     training, hyperparameters = values.pop("training"), values.pop("hyperparameters")
     values["precision"] = values.pop("hardware")["precision"]
@@ -150,7 +151,7 @@ class SweepRun:
     def plan(self) -> Plan[Method]:
         """What to run."""
         assert self.cell.plan is not None
-        return replace(self.cell.plan, seed=self.seed)
+        return replace(self.cell.plan, recipe=replace(self.cell.plan.recipe, seed=self.seed))
 
     @property
     def begun(self) -> bool:

@@ -157,11 +157,11 @@ def as_rows(results: Sequence[CellResult]) -> list[dict[str, Any]]:
         {
             "row": one.cell.row,
             "column": one.cell.column,
-            "method": one.cell.plan.method.title() if one.cell.plan else None,
+            "method": one.cell.plan.recipe.method.title() if one.cell.plan else None,
             "metric": one.cell.metric,
             "printed": None if one.cell.published is None else one.cell.published.mean,
             "printed_std": None if one.cell.published is None else one.cell.published.std,
-            "seeds": [run.config["seed"] for run in one.runs],
+            "seeds": [run.config["recipe"]["seed"] for run in one.runs],
             "values": list(one.values),
             "mean": one.mean if one.values else None,
             "std": one.std if len(one.values) > 1 else None,
@@ -273,7 +273,7 @@ def ranks(experiment: Experiment, results: Sequence[CellResult]) -> dict[str, in
     """
     groups: dict[tuple[str, str], list[CellResult]] = {}
     for result in results:
-        if result.runs and not (result.cell.plan and result.cell.plan.method.traits.pools_data):
+        if result.runs and not (result.cell.plan and result.cell.plan.recipe.method.traits.pools_data):
             task = result.cell.column if experiment.methods_in_rows else result.cell.row
             groups.setdefault((task, result.cell.measured), []).append(result)
     return {
@@ -286,7 +286,7 @@ def ranks(experiment: Experiment, results: Sequence[CellResult]) -> dict[str, in
 
 def names(cell: Cell, experiment: Experiment) -> tuple[str, str]:
     """Return a cell's row and column. The method among them is marked if its result is not one model."""
-    mark = " (N models)" if cell.plan and cell.plan.method.traits.joins_models else ""
+    mark = " (N models)" if cell.plan and cell.plan.recipe.method.traits.joins_models else ""
     return (cell.row + mark, cell.column) if experiment.methods_in_rows else (cell.row, cell.column + mark)
 
 
@@ -426,7 +426,7 @@ def difference(ours: CellResult, other: CellResult, label: str, seeds: int) -> D
     """
     theirs = _by_seed(other)
     points = tuple(value - theirs[seed] for seed, value in _by_seed(ours).items() if seed in theirs)
-    pooled = other.cell.plan is not None and other.cell.plan.method.traits.pools_data
+    pooled = other.cell.plan is not None and other.cell.plan.recipe.method.traits.pools_data
     return (
         Difference(points, label, len(points) == seeds, pooled)
         if points and ours.cell.measured == other.cell.measured
@@ -469,8 +469,8 @@ def _places(experiment: Experiment, result: CellResult) -> tuple[str, str]:
 
 
 def _kind(result: CellResult) -> type[Method] | None:
-    return type(result.cell.plan.method) if result.cell.plan else None
+    return type(result.cell.plan.recipe.method) if result.cell.plan else None
 
 
 def _by_seed(result: CellResult) -> dict[int, float]:
-    return {run.config["seed"]: value for run, value in zip(result.runs, result.values, strict=True)}
+    return {run.recipe["seed"]: value for run, value in zip(result.runs, result.values, strict=True)}

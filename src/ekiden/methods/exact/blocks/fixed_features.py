@@ -95,9 +95,9 @@ def named(features: str, model: str) -> tuple[str, str, str]:
     """
     folder = Path(features.removeprefix(PREFIX)).expanduser().absolute()
     config, file = read_config(folder), folder / "model.safetensors"
-    network = config["network"]
-    if network is None or config["train"] != "all":
-        what = "a network of its own" if network is None else f"only a part of its network (--train {config['train']})"
+    network, train = config["network"], config["recipe"]["train"]
+    if network is None or train != "all":
+        what = "a network of its own" if network is None else f"only a part of its network (--train {train})"
         raise UserError(f"{folder} trained {what}: give a run that trained a complete network with a name")
     if model not in ("auto", network):
         raise UserError(f"{folder} is a run of {network}, not of {model}: leave out --model")

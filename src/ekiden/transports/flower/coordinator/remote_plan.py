@@ -2,48 +2,35 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
 import tyro
 
-from ekiden import models
 from ekiden.base import outside
-from ekiden.base.checks import Checked, CountOrZero, Positive, plain, require
+from ekiden.base.checks import Checked, Positive, made, plain, reading, require
 from ekiden.base.errors import UserError, unknown
-from ekiden.base.settings import Training
 from ekiden.data.spelling import Spelling
 from ekiden.engine.folder import read_config
 from ekiden.engine.method import Method
-from ekiden.methods import among, plan_of
-from ekiden.models import training_part
+from ekiden.methods import among
+from ekiden.recipe import Recipe, recipe_of
 from ekiden.transports.flower.coordinator.courier import Absent
 from ekiden.transports.flower.trust import agreement as agreements
 from ekiden.transports.flower.trust.agreement import AGREEMENT, Revision, check_name
 
 M = TypeVar("M", bound=Method)
+_READER = "the same Ekiden at the SuperLink"
 
 
 @dataclass(frozen=True)
 class RemotePlan(Checked, Generic[M]):
     """The plan of a run over silos: a method, the silos, a network and how to train it."""
 
-    method: M
+    recipe: Recipe[M]
     clients: str = ""
     """names of the silos, separated by commas, in the order that methods see"""
-    model: str = "auto"
-    """network (see `ekiden list`); auto: the one that fits the data"""
-    pretrained: str = ""
-    """safetensors file with the network's values; each silo has a file of this name in its own pretrained.folder"""
-    train: str = "all"
-    """what is trained: all; head; last:K; lora:r=8,alpha=16,targets=query+value. The rest is frozen, does not travel,
-    and every silo checks it"""
-    training: Training = field(default_factory=Training)
-    seed: CountOrZero = 0
-    """seed of everything random: initial model, training"""
-    evaluate_every: CountOrZero = 0
-    """steps between evaluations on the silos' test data, one more message to each silo; 0: only at the end"""
     patience: Positive = 3600.0
     """seconds without a sign of life before a silo counts as missing"""
     absent: Absent = "stop"
@@ -58,13 +45,13 @@ class RemotePlan(Checked, Generic[M]):
     """the run that this one replaces, as `ekiden forget` and `ekiden join` write it"""
 
     def __post_init__(self) -> None:
-        training_part.parsed(self.train)
-        if outside.is_file(self.model):
+        if outside.is_file(self.recipe.model):
             raise UserError(agreements.NO_CODE)
-        method, model, pretrained = self.method.with_source(self.model, self.pretrained)
-        object.__setattr__(self, "method", method)
-        object.__setattr__(self, "pretrained", models.located_file(pretrained))
-        object.__setattr__(self, "model", models.located(model))
+        if self.recipe.metric or self.recipe.evaluate_on != "all":
+            raise UserError(
+                "--metric and --evaluate-on are for runs on one machine: silos have their own; leave them out"
+            )
+        object.__setattr__(self, "recipe", self.recipe.located())
         names = self.names
         require(not self.clients or all(names), "clients", self.clients, "names separated by commas")
         for name in names:
@@ -79,17 +66,19 @@ class RemotePlan(Checked, Generic[M]):
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain values."""
-        return plain(self) | {"method": self.method.title(), "hyperparameters": plain(self.method)}
+        return plain(self) | {"recipe": self.recipe.to_json()}
 
 
 def from_json(values: Mapping[str, Any]) -> RemotePlan[Method]:
     """Return the plan with these plain values."""
-    return plan_of(RemotePlan, values, "the same Ekiden at the SuperLink")
+    recipe = recipe_of(values.get("recipe"), _READER)
+    with reading("the plan", _READER):
+        return made(RemotePlan, {**values, "recipe": recipe})
 
 
 def check(plan: RemotePlan[Method]) -> None:
     """Refuse a plan that cannot run between silos."""
-    method, clients = plan.method, plan.names
+    method, clients = plan.recipe.method, plan.names
     if not clients:
         raise UserError("say which silos take part: --clients NAME,NAME,...")
     if method.traits.pools_data:
@@ -102,7 +91,9 @@ def check(plan: RemotePlan[Method]) -> None:
 def stored(folder: Path) -> RemotePlan[Method] | None:
     """Return the plan of a run folder; None if the run is not over silos."""
     config = read_config(folder)
-    return from_json(config["remote_plan"]) if config.get("on") == "flower" else None
+    if config.get("on") != "flower":
+        return None
+    return from_json({**config["remote_plan"], "recipe": config["recipe"]})
 
 
 def as_text(plan: RemotePlan[Method]) -> str:
@@ -154,4 +145,5 @@ def _among(
     except OSError:
         raise UserError(f"{folder} has no {AGREEMENT}: the run did not begin, or the folder is damaged") from None
     revision = Revision(before.run, before.digest, "with" if client in names else "without", client, release)
-    return replace(plan, method=among(plan.method, names), clients=",".join(names), revises=revision.text())
+    recipe = replace(plan.recipe, method=among(plan.recipe.method, names))
+    return replace(plan, recipe=recipe, clients=",".join(names), revises=revision.text())

@@ -17,7 +17,6 @@ from typing import Any, Protocol
 import torch
 
 from ekiden import models
-from ekiden.base.checks import plain
 from ekiden.base.errors import UserError
 from ekiden.base.files import write
 from ekiden.base.settings import Hardware
@@ -43,7 +42,7 @@ from ekiden.engine.run import Run, last
 from ekiden.engine.setup import describe_model
 from ekiden.engine.transport import ClientMissing
 from ekiden.engine.worker import Setup
-from ekiden.methods import check_needs, written
+from ekiden.methods import check_needs
 from ekiden.results.result import Result
 from ekiden.training.network import Network
 from ekiden.transports.flower.coordinator.courier import Courier, Crossing, Lost, Patience, SealingKey
@@ -234,46 +233,40 @@ def agree(
     inputs = of_terms(one.inputs)
     task = task_of_terms(one.task)
     dataset = one.dataset if len({hello.dataset for hello in hellos.values()}) == 1 else "own data"
-    model = models.default_for(dataset, one.shape, inputs, task) if plan.model == "auto" else plan.model
+    model = models.default_for(dataset, one.shape, inputs, task) if plan.recipe.model == "auto" else plan.recipe.model
     agreed = Agreement(
         run=run_id,
         version=code_version(),
-        method=plan.method.title(),
-        hyperparameters=plain(plan.method),
-        training=asdict(plan.training),
-        model=model,
+        recipe=replace(plan.recipe, model=model),
         dataset=dataset,
         shape=one.shape,
         classes=one.classes,
         mean=one.mean,
         std=one.std,
         augment=Augment(*one.augment),
-        seed=plan.seed,
         clients=plan.names,
         keys=tuple(public_keys[name] for name in plan.names) if public_keys else (),
         sealed=plan.sealed and bool(public_keys),
         skips=plan.absent == "skip",
-        train=plan.train,
-        pretrained=plan.pretrained,
         inputs=one.inputs,
         task=one.task,
         schema=one.schema,
         spelling=plan.spelling,
         revises=plan.revises,
     )
-    check_needs(plan.method, no_samples(agreed))
-    plan.method.check_source(plan.pretrained, no_samples(agreed))
+    check_needs(plan.recipe.method, no_samples(agreed))
+    plan.recipe.method.check_source(plan.recipe.pretrained, no_samples(agreed))
     if not agreed.has_values:
         return agreed
-    return replace(agreed, values=values_digest(agreed.builder(plan.method)()))
+    return replace(agreed, values=values_digest(agreed.builder()()))
 
 
 def _alike(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> Hello:
     """Return what one silo reports, if the others' data go together with its own."""
     for name, hello in hellos.items():
-        if plan.method.traits.needs_validation and not hello.samples[1]:
+        if plan.recipe.method.traits.needs_validation and not hello.samples[1]:
             raise UserError(
-                f"{plan.method.title()} needs validation data at every silo, {name} has none: "
+                f"{plan.recipe.method.title()} needs validation data at every silo, {name} has none: "
                 "raise data.val_fraction in its silo.toml"
             )
     hellos = _one_spelling(hellos, plan.spelling)
@@ -344,18 +337,18 @@ def _grey_and_colour(one: tuple[int, ...], other: tuple[int, ...]) -> str:
 
 def check_reading(plan: RemotePlan[Method], agreed: Agreement, setup: Setup) -> None:
     """Refuse to measure intermediate models that only silos may read."""
-    if not plan.evaluate_every or not agreed.sealed or outline(setup, agreed.clients) is None:
+    if not plan.recipe.evaluate_every or not agreed.sealed or outline(setup, agreed.clients) is None:
         return
     raise UserError(
-        f"--evaluate-every shows the coordinator models that only silos read in {plan.method.title()}: leave it out, "
+        f"--evaluate-every shows the coordinator models that only silos read in {agreed.method}: leave it out, "
         "or let it read them with --no-sealed"
     )
 
 
 def check_measuring(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> None:
     """Refuse to measure more often than a silo allows, before the run starts."""
-    steps = plan.method.steps(len(plan.names))
-    often = -(-steps // plan.evaluate_every) if plan.evaluate_every else 1
+    steps = plan.recipe.method.steps(len(plan.names))
+    often = -(-steps // plan.recipe.evaluate_every) if plan.recipe.evaluate_every else 1
     for name, hello in hellos.items():
         if often > hello.evaluations:
             raise UserError(
@@ -396,7 +389,7 @@ def run(
     setup = agreed.setup(no_samples(agreed), Hardware(threads=1))
     torch.set_num_threads(setup.hardware.threads)  # so the server computes the same bits on any machine
     check_reading(plan, agreed, setup)
-    plan.method.check_network(Size.of(Network(setup.build()), setup.dataset.shape, setup.dataset.task))
+    plan.recipe.method.check_network(Size.of(Network(setup.build()), setup.dataset.shape, setup.dataset.task))
     roll.introduce(agreed.text())
     hellos = roll.gather(all_of_them=everybody)
     with closing(RunFolder(folder, _config(plan, agreed, setup, hellos, folder))) as run_folder:
@@ -415,7 +408,7 @@ def _go(
     say: Say,
 ) -> Result:
     """Run all steps that are left, and return the result with its models."""
-    method, clients, folder = plan.method, plan.names, run_folder.path
+    method, clients, folder = plan.recipe.method, plan.names, run_folder.path
     total = method.steps(len(clients))
     build = Built(method, setup.build, len(clients))
 
@@ -438,12 +431,22 @@ def _go(
         if notes := row.get("notes"):
             say(f"step {row['step']}: {told(notes)}")
 
-    every = plan.evaluate_every or total
     tests = partial(SiloTests, clients=clients, task=agreed.labels, outputs=agreed.outputs)
-    run = Run(setup, clients, remote, tests, build, run_folder, every, told_of, skip=agreed.skips, elsewhere=True)
+    run = Run(
+        setup,
+        clients,
+        remote,
+        tests,
+        build,
+        run_folder,
+        plan.recipe.evaluate_every,
+        told_of,
+        skip=agreed.skips,
+        elsewhere=True,
+    )
     end = last(run.steps())
     metrics, ledger, (weights, personal) = tuple(end.trace.metrics), tuple(end.trace.ledger), end.models
-    if metrics and (line := divergence(metrics[-1], agreed.labels.guess(agreed.outputs), plan.training.lr)):
+    if metrics and (line := divergence(metrics[-1], agreed.labels.guess(agreed.outputs), plan.recipe.training.lr)):
         say(line)
     models = weights, tuple(personal)
     return Result(end.state, metrics, ledger, folder, build, read_config(folder), lambda: models)
@@ -458,25 +461,23 @@ def _config(
     plan: RemotePlan[Method], agreed: Agreement, setup: Setup, hellos: Mapping[str, Hello], folder: Path
 ) -> dict[str, Any]:
     """Return the configuration of the run; for a silo that is not connected yet, with what it reported before."""
+    recipe = agreed.recipe
     samples = read_config(folder)["clients"] if (folder / "config.json").exists() else {}
     samples |= {name: list(hello.samples) for name, hello in hellos.items()}
     return {
         "on": "flower",
         "run": agreed.run,
         "sealed": agreed.sealed,
-        "model": agreed.model,
-        **written(plan.method),
-        "steps": plan.method.steps(len(plan.names)),
-        "training": asdict(plan.training),
-        "selection": plan.method.selection(plan.training.select),
+        "recipe": recipe.to_json(),
+        "steps": recipe.method.steps(len(plan.names)),
+        "selection": recipe.method.selection(recipe.training.select),
         "hardware": {},
-        "seed": plan.seed,
         "dataset": agreed.dataset,
         "clients": samples,
         "model_bytes": networks.model_bytes(setup),
         **describe_model(setup),
         "digests": {"model": model_digest(setup)},  # not of the data: those are the silos' own
-        "remote_plan": plan.to_json(),
+        "remote_plan": {name: value for name, value in plan.to_json().items() if name != "recipe"},
     }
 
 

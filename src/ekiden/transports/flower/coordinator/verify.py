@@ -87,7 +87,7 @@ def check_settings(config: Mapping[str, Any], signed: Signed, follows: Mapping[s
         follows: other entries that follow from the signed terms.
     """
     terms = json.loads(signed.terms.text())
-    expected = {name: terms[name] for name in (*_SIGNED, "model", "dataset", "run")}
+    expected = {name: terms[name] for name in ("sealed", "dataset", "run")}
     expected |= {
         "ekiden": signed.terms.version.partition("+")[0],
         **json.loads(json.dumps(follows)),
@@ -98,6 +98,10 @@ def check_settings(config: Mapping[str, Any], signed: Signed, follows: Mapping[s
     for name, value in expected.items():
         if not same(config.get(name), value):
             yield f"config.json says {name} {_short(config.get(name))}, the terms that silos signed {_short(value)}"
+    recipe = terms["recipe"]
+    for name in sorted(recipe.keys() | config["recipe"].keys()):
+        if not same(found := config["recipe"].get(name), value := recipe.get(name)):
+            yield f"config.json says recipe.{name} {_short(found)}, the terms that silos signed {_short(value)}"
     if set(config["clients"]) != set(signed.terms.clients):
         yield f"config.json says clients {', '.join(config['clients'])}, the terms {', '.join(signed.terms.clients)}"
     for hop in signed.hops:
@@ -108,13 +112,10 @@ def check_settings(config: Mapping[str, Any], signed: Signed, follows: Mapping[s
     if not isinstance(plan, dict):
         yield "config.json has no remote_plan"
         return
-    wanted: dict[str, Any] = {name: terms[name] for name in (*_SIGNED, "train", "pretrained", "revises")}
-    wanted["clients"] = ",".join(signed.terms.clients)
+    wanted = {"clients": ",".join(signed.terms.clients), "revises": signed.terms.revises, "sealed": signed.terms.sealed}
     for name, value in wanted.items():
         if not same(plan.get(name), value):
             yield f"config.json says remote_plan.{name} {_short(plan.get(name))}, the terms {_short(value)}"
-    if plan.get("model") not in ("auto", signed.terms.model):
-        yield f"config.json says remote_plan.model {_short(plan.get('model'))}, the terms {signed.terms.model}"
     if plan.get("absent") not in get_args(Absent) or (plan.get("absent") == "skip") != signed.terms.skips:
         yield f"config.json says remote_plan.absent {_short(plan.get('absent'))}, the terms skips {signed.terms.skips}"
 
@@ -302,7 +303,7 @@ def not_proven(
         result: the models of the last state.
         known: whether the method knows beforehand what it asks for.
     """
-    config = ("hardware", "remote_plan.evaluate_every", "remote_plan.patience", "remote_plan.absent")
+    config = ("hardware", "remote_plan.patience", "remote_plan.absent")
     yield Unproven(("config.json",), config, "the coordinator's own settings")
     yield Unproven(_NOTES, (), "the coordinator's own notes")
     yield Unproven(("model.safetensors", "personal/*.safetensors"), ("metadata",), "the header, not the numbers")
@@ -380,7 +381,6 @@ def _short(value: Any) -> str:
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
-_SIGNED = ("method", "hyperparameters", "training", "seed", "sealed")
 _NOTES = ("network.jsonl", "times.jsonl", "attempts.jsonl", "environment.json", "link.json")
 NOTES = "notes"
 MODELS_ONLY = ("consensus", "parameters")

@@ -51,7 +51,7 @@ def check_terms(file: SiloFile, agreed: Agreement) -> None:
             f"the run has {number} silos, {name} allows {limits.min_clients} to {limits.clients} "
             "(limits.min_clients and limits.clients in its silo.toml)"
         )
-    method = agreed.build_method()
+    method = agreed.recipe.method
     steps = method.steps(number)
     if steps > limits.steps:
         raise UserError(f"the run has {steps} steps, {name} allows {limits.steps} (limits.steps in its silo.toml)")
@@ -133,8 +133,8 @@ def check_values(file: SiloFile, agreed: Agreement, setup: Setup) -> None:
     """Refuse a run whose frozen or pretrained values differ from the silo's own."""
     if agreed.has_values and (own := values_digest(setup.build())) != agreed.values:
         raise UserError(
-            f"{file.name} has other values of {agreed.model[:80]} ({own[:8]}) than the run ({agreed.values[:8]}): "
-            "install the same at all parties"
+            f"{file.name} has other values of {agreed.recipe.model[:80]} ({own[:8]}) than the run "
+            f"({agreed.values[:8]}): install the same at all parties"
         )
 
 

@@ -3,10 +3,9 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -15,7 +14,7 @@ from ekiden import models
 from ekiden.base import outside
 from ekiden.base.checks import Count, Positive, made, plain, reading
 from ekiden.base.errors import UserError
-from ekiden.base.settings import Hardware, Training
+from ekiden.base.settings import Hardware
 from ekiden.data import schema as schemas
 from ekiden.data.augment import Augment
 from ekiden.data.kinds import of_terms
@@ -27,8 +26,9 @@ from ekiden.engine.method import Method
 from ekiden.engine.networks import NamedNetwork, Prepared, of_method
 from ekiden.engine.wire import EVERYONE, SERVER
 from ekiden.engine.worker import Setup
-from ekiden.methods import method_named
+from ekiden.methods import LAP, METHODS
 from ekiden.models import training_part
+from ekiden.recipe import Recipe, recipe_of
 
 AGREEMENT = "agreement.json"
 """file in the run folder that holds the terms"""
@@ -36,6 +36,7 @@ RUN = re.compile(r"[0-9a-f]{16}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CLIENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}")
 _MOST_TEXT = 1 << 18
+_METHODS = frozenset(kind.title() + lap for kind in METHODS for lap in ("", LAP))
 
 
 @dataclass(frozen=True)
@@ -91,24 +92,18 @@ class Agreement:
     Attributes:
         run: id of the run, the same before and after a crash.
         version: version of Ekiden with a digest of its source, see `identity.code`.
-        method: name of the method.
-        hyperparameters: the method's fields.
-        training: fields of `Training`.
-        model: name of a network of the library.
+        recipe: what is run.
         dataset: name of the data set, for the record.
         shape: shape of one sample.
         classes: names of the classes.
         mean: per channel, subtracted after scaling bytes to [0, 1].
         std: per channel, divided by.
         augment: how training batches are augmented.
-        seed: seed of everything random.
         inputs: what the samples are, see `ekiden.data.kinds.terms`.
         clients: names of the silos, in order.
         keys: public key of each silo; none if names are not proved.
         sealed: whether values are sealed for their readers.
         skips: whether the run continues without silos that do not answer.
-        train: the part of the network that is trained.
-        pretrained: name of the file with the network's values; empty if there is none.
         values: digest of the network's frozen and pretrained values, which each silo has itself; empty if there are
             none.
         task: what the labels mean, see `ekiden.data.tasks.terms`.
@@ -119,29 +114,28 @@ class Agreement:
 
     run: str
     version: str
-    method: str
-    hyperparameters: Mapping[str, Any]
-    training: Mapping[str, Any]
-    model: str
+    recipe: Recipe[Method]
     dataset: str
     shape: tuple[Count, ...]
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[Positive, ...]
     augment: Augment
-    seed: int
     inputs: str
     clients: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
     sealed: bool = False
     skips: bool = False
-    train: str = "all"
-    pretrained: str = ""
     values: str = ""
     task: str = ""
     spelling: Spelling = ""
     schema: str = ""
     revises: str = ""
+
+    @property
+    def method(self) -> str:
+        """Name of the method."""
+        return self.recipe.method.title()
 
     @property
     def revision(self) -> Revision | None:
@@ -171,48 +165,35 @@ class Agreement:
     @property
     def has_values(self) -> bool:
         """Whether the network has values that do not follow from the seed."""
-        return self.train != "all" or bool(self.pretrained) or models.is_pretrained(self.model)
+        recipe = self.recipe
+        return recipe.train != "all" or bool(recipe.pretrained) or models.is_pretrained(recipe.model)
 
     def text(self) -> str:
         """Return the terms as JSON, the same text for the same terms."""
-        return json.dumps(plain(self), separators=(",", ":"), sort_keys=True)
-
-    def build_method(self) -> Method:
-        """Return the method with its hyperparameters."""
-        kind = method_named(self.method)
-        default = kind()
-        values: dict[str, Any] = {}
-        for name, given in self.hyperparameters.items():
-            present = getattr(default, name, _ABSENT)
-            value = tuple(given) if isinstance(present, tuple) and isinstance(given, list) else given
-            if present is _ABSENT or not _same_kind(value, present):
-                raise UserError(f"{self.method} cannot have {name} = {value!r}")
-            values[name] = value
-        return kind(**values)
+        values = plain(self) | {"recipe": self.recipe.to_json()}
+        return json.dumps(values, separators=(",", ":"), sort_keys=True)
 
     def setup(self, dataset: Dataset, hardware: Hardware, pretrained: Path | None = None) -> Setup:
         """Return what a worker needs at a party that holds `dataset`; `pretrained` as in `builder`."""
-        with reading("the run's training settings", "the same Ekiden at all parties"):
-            training = made(Training, self.training)
-        method = self.build_method()
-        return Setup(method, self.builder(method, pretrained), dataset, training, hardware, self.seed)
+        recipe = self.recipe
+        return Setup(recipe.method, self.builder(pretrained), dataset, recipe.training, hardware, recipe.seed)
 
-    def builder(self, method: Method, pretrained: Path | None = None) -> Callable[[], nn.Module]:
-        """Return a function that makes the initial network of a run of `method`, the same at every call.
+    def builder(self, pretrained: Path | None = None) -> Callable[[], nn.Module]:
+        """Return a function that makes the initial network of the run, the same at every call.
 
         Args:
-            method: the method.
             pretrained: folder in which a silo looks for networks and files with values, by the last part of their
                 names; None, as at the coordinator, takes the names as paths.
         """
-        training_part.check(self.train, method.title(), averages=method.traits.averages)
-        model, weights = self.model, self.pretrained
+        recipe, method = self.recipe, self.recipe.method
+        training_part.check(recipe.train, method.title(), averages=method.traits.averages)
+        model, weights = recipe.model, recipe.pretrained
         if pretrained is not None:
             model = own_network(model, pretrained)
             weights = str(_own(weights, pretrained)) if weights else ""
-        named = NamedNetwork(model, self.shape, self.outputs, self.seed, of_terms(self.inputs))
-        prepared = Prepared(named, weights, self.train, self.seed)
-        return of_method(prepared, method, self.shape, self.outputs, self.seed, self.labels)
+        named = NamedNetwork(model, self.shape, self.outputs, recipe.seed, of_terms(self.inputs))
+        prepared = Prepared(named, weights, recipe.train, recipe.seed)
+        return of_method(prepared, method, self.shape, self.outputs, recipe.seed, self.labels)
 
 
 def parse(text: str) -> Agreement:
@@ -228,7 +209,9 @@ def parse(text: str) -> Agreement:
         raise UserError(
             f"the run is of Ekiden {str(version)[:40]}, this silo has {code_version()}: install the same commit"
         )
-    with reading("the terms of the run", f"Ekiden {code_version()} at all parties"):
+    if isinstance(values, dict):
+        values |= {"recipe": _recipe(values.get("recipe"))}
+    with reading("the terms of the run", _reader()):
         agreement = made(Agreement, values)
         _ = of_terms(agreement.inputs), agreement.labels, agreement.revision
         _ = schemas.parse(agreement.schema) if agreement.schema else None
@@ -240,6 +223,18 @@ def parse(text: str) -> Agreement:
     for name in agreement.clients:
         check_name(name, "the terms of the run")
     return agreement
+
+
+def _recipe(values: object) -> Recipe[Method]:
+    """Return the recipe in the terms of a run. Its method is one of the library: no other party names code to load."""
+    name = values.get("method") if isinstance(values, dict) else None
+    if not isinstance(name, str) or name not in _METHODS:
+        raise UserError(f"the terms of the run cannot be read: {str(name)[:40]!r} is not a method that silos know")
+    return recipe_of(values, _reader())
+
+
+def _reader() -> str:
+    return f"Ekiden {code_version()} at all parties"
 
 
 def check_name(name: str, where: str) -> None:
@@ -282,13 +277,3 @@ NO_CODE = (
     "the run's network is code in a file, which silos do not execute for others: install it at all parties as a "
     "package (entry point ekiden.models), or use --model hf:FOLDER"
 )
-_ABSENT = object()
-
-
-def _same_kind(value: object, example: object) -> bool:
-    """Return whether `value` can replace `example`: not text for a number, not a number for a switch."""
-    if example is None or value is None:
-        return value is None or isinstance(value, (bool, int, float, str))
-    if isinstance(example, float):
-        return type(value) in (int, float)
-    return type(value) is type(example)

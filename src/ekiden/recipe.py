@@ -1,0 +1,82 @@
+"""A recipe: what is run, how it is trained and measured; the same on one machine and between silos."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Self, TypeVar
+
+from ekiden import models
+from ekiden.base import outside
+from ekiden.base.checks import Checked, CountOrZero, made, plain, reading
+from ekiden.base.errors import UserError
+from ekiden.base.settings import Training
+from ekiden.engine.evaluation import EvaluateOn
+from ekiden.engine.method import Method
+from ekiden.methods import method_named, name_of
+from ekiden.models import training_part
+
+M_co = TypeVar("M_co", bound=Method, covariant=True)
+
+
+@dataclass(frozen=True)
+class Recipe(Checked, Generic[M_co]):
+    """A method, a network, how it is trained and how it is measured."""
+
+    method: M_co
+    model: str = "auto"
+    """network (see `ekiden list`); auto: the one that fits the data"""
+    pretrained: str = ""
+    """safetensors file with the network's values, by name; a head of another size is left out. Between machines each
+    silo has a file of this name in its own pretrained.folder"""
+    train: str = "all"
+    """the part that is trained: all; head; last:K, the last K blocks and the head;
+    lora:r=8,alpha=16,targets=query+value, adapters of low rank and the head. The rest is frozen: it does not travel,
+    and stays in evaluation mode"""
+    training: Training = field(default_factory=Training)
+    seed: CountOrZero = 0
+    """seed of everything random: partition, initial model, training"""
+    metric: str = ""
+    """headline metric, which chooses epochs and which tables show: its name (see docs/tasks.md), or FILE.py:NAME of a
+    function (answers, labels) -> number. If you name one, all metrics are measured. By default the task's first, such
+    as accuracy"""
+    evaluate_every: CountOrZero = 1
+    """steps between evaluations on the test data; 0: only at the end. Between machines each is one more message to each
+    silo"""
+    evaluate_on: EvaluateOn = "all"
+    """measure personal models on all test data, or each on its own client's only, in 1/N of the time. With own, the
+    models that clients trained last in the step are also measured, before any averaging (client_mean_trained)"""
+
+    def __post_init__(self) -> None:
+        """Refuse a part of the network that cannot be trained."""
+        training_part.parsed(self.train)
+
+    @property
+    def name(self) -> str:
+        """The method's name, by which `method_named` finds it."""
+        return name_of(type(self.method))
+
+    def located(self) -> Self:
+        """Return the recipe with absolute paths, and with the model of a run where a hyperparameter names one."""
+        method, model, pretrained = self.method.with_source(self.model, models.located_file(self.pretrained))
+        model, pretrained = models.located(outside.located(model)), models.located_file(pretrained)
+        metric = outside.located(self.metric)
+        return replace(self, method=method, model=model, pretrained=pretrained, metric=metric)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the recipe as plain values."""
+        return plain(self) | {"method": self.name, "hyperparameters": plain(self.method)}
+
+
+def recipe_of(values: object, reader: str = "the version of Ekiden that wrote it") -> Recipe[Method]:
+    """Return the recipe with these plain values.
+
+    Args:
+        values: from `Recipe.to_json`.
+        reader: what to use if they cannot be read, for the message.
+    """
+    if not isinstance(values, Mapping) or not isinstance(values.get("method"), str):
+        raise UserError(f"the settings of the run cannot be read (they name no method): use {reader}")
+    kind = method_named(values["method"])
+    with reading(f"the settings of {values['method']}", reader):
+        method = made(kind, values.get("hyperparameters"), "hyperparameters")
+        others = {name: value for name, value in values.items() if name != "hyperparameters"}
+        return made(Recipe, others | {"method": method})
