@@ -147,7 +147,8 @@ def test_the_control_api_does_not_leave_loopback() -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from ekiden.transports.flower import silo_file, supernode
+from ekiden.transports.flower import supernode
+from ekiden.transports.flower.silo import silo_file
 with supernode.alone(silo_file.read(Path(sys.argv[1]))):
     print("held", flush=True)
     time.sleep(100)

@@ -66,10 +66,10 @@ def test_each_reader_opens_what_is_for_it(parties: dict[str, Party]) -> None:
     assert b"weights" not in data
     for lock, party, step in zip(locks, (b, c, server), (1, 2, 3), strict=True):
         assert party.open(data, lock, "a", "0-0-train", step).data == b"weights"
-    assert len({lock.ephemeral for lock in locks}) == 3
+    assert len({lock.wrapped[:64] for lock in locks}) == 3  # the sender's keys, one for each lock
     again, (other,) = a.seal(Encoded.of(b"weights"), "0-0-train", (reader(b, 1),))
     assert again != data
-    assert other.ephemeral not in {lock.ephemeral for lock in locks}
+    assert other.wrapped[:64] not in {lock.wrapped[:64] for lock in locks}
     data, (lock,) = server.seal(Encoded.of(b""), "arguments", (reader(b, 1),))
     assert b.open(data, lock, SERVER, "arguments", 1).data == b""
 
@@ -94,12 +94,12 @@ def test_whatever_is_changed_or_moved_does_not_open(parties: dict[str, Party]) -
         (from_server, server_lock, broken),
         (data, to_c, other),
         (data, replace(to_c, key=lock.key), broken),
-        (data, replace(lock, ephemeral=to_c.ephemeral), broken),
+        (data, replace(lock, wrapped=to_c.wrapped[:64] + lock.wrapped[64:]), broken),
         (data, replace(lock, wrapped=lock.wrapped[:-2] + "00"), broken),
         (data, replace(lock, signature=to_c.signature), broken),
         (data, replace(lock, signature=""), broken),
-        (data, replace(lock, ephemeral="00" * 32), broken),
-        (data, replace(lock, ephemeral="zz"), broken),
+        (data, replace(lock, wrapped="00" * 32 + lock.wrapped[64:]), broken),
+        (data, replace(lock, wrapped="zz" + lock.wrapped[2:]), broken),
         (data, None, "is not sealed"),
     ]
     for changed, with_lock, reason in cases:
@@ -128,9 +128,8 @@ def test_a_reader_cannot_put_another_value_in_the_place_of_one_that_another_read
     b, c = parties["b"], parties["c"]
     true, (to_b, to_c) = parties[sender].seal(Encoded.of(b"weights"), "3-0-train", (reader(b, 4), reader(c, 4)))
     binding = Binding("run", "terms", sender, "3-0-train", "c", 4)
-    statement = sealing._statement(binding, to_c.ephemeral, to_c.key)
-    shared = sealing._shared(c.private, to_c.ephemeral, statement)
-    key = sealing._chacha()(shared).decrypt(bytes(12), bytes.fromhex(to_c.wrapped), statement)[:32]
+    statement = sealing._statement(binding, to_c.key)
+    key = sealing._hpke().decrypt(bytes.fromhex(to_c.wrapped), c.private, statement)[:32]
     assert sealing._chacha()(key).decrypt(bytes(12), true, None) == b"weights"
     forged = sealing._chacha()(key).encrypt(bytes(12), b"poison!", None)
     with pytest.raises(WireError, match="is broken"):
@@ -144,7 +143,7 @@ def test_a_lock_does_not_tell_which_value_it_is_for(parties: dict[str, Party]) -
     value = Encoded.of(b"weights")
     _, (lock,) = a.seal(value, "3-0-train", (reader(b, 4),))
     assert value.digest not in repr(lock)
-    statement = sealing._statement(Binding("run", "terms", "a", "3-0-train", "b", 4), lock.ephemeral, lock.key)
+    statement = sealing._statement(Binding("run", "terms", "a", "3-0-train", "b", 4), lock.key)
     for guess in (b"", value.data, bytes.fromhex(value.digest), value.digest.encode()):
         assert not keys.proves(a.silos["a"], sealing._signed(statement, guess), lock.signature)
     assert keys.proves(a.silos["a"], sealing._signed(statement, bytes.fromhex(lock.wrapped)), lock.signature)

@@ -1,10 +1,10 @@
 """Seal values: only the intended readers can open them, and a value that was changed or moved does not open.
 
 Each value is encrypted once under its own key (ChaCha20-Poly1305). Each reader gets a lock: that key and the value's
-SHA-256, encrypted under a key that X25519 and HKDF derive from the reader's key of this run and a new key pair of the
-sender. The silo key signs the silo's key of the run, and every lock that the silo makes. The `Binding` says what a lock
-is for. It is part of all three, so a value of another run, step, sender or reader is refused like a changed one.
-Another reader of the same value knows its key, but cannot replace the value: the lock holds the digest.
+SHA-256, encrypted for the reader's key of this run by HPKE (RFC 9180). The silo key signs the silo's key of the run,
+and every lock that the silo makes. The `Binding` says what a lock is for. It is part of what is encrypted and of what
+is signed, so a value of another run, step, sender or reader is refused like a changed one. Another reader of the same
+value knows its key, but cannot replace the value: the lock holds the digest.
 """
 
 import json
@@ -75,7 +75,6 @@ class Lock:
         recipient: party that may read the value.
         step: step in which it may.
         key: the recipient's public key for which the lock was made.
-        ephemeral: the sender's public key, used only for this lock.
         wrapped: the value's key and digest, encrypted.
         signature: signature by the sender's silo key; empty for the server.
     """
@@ -83,7 +82,6 @@ class Lock:
     recipient: str
     step: int
     key: str
-    ephemeral: str
     wrapped: str
     signature: str
 
@@ -188,11 +186,10 @@ def lock(key: bytes, digest: str, reader: str, binding: Binding, sign: Sign | No
         binding: what the lock is for.
         sign: signs for the sender.
     """
-    ephemeral = new_private()
-    statement = _statement(binding, public_of(ephemeral), reader)
-    wrapped = _chacha()(_shared(ephemeral, reader, statement)).encrypt(_ONCE, key + bytes.fromhex(digest), statement)
+    statement, public = _statement(binding, reader), _x25519().X25519PublicKey.from_public_bytes(bytes.fromhex(reader))
+    wrapped = _hpke().encrypt(key + bytes.fromhex(digest), public, statement)
     signature = sign(_signed(statement, wrapped)) if sign else ""
-    return Lock(binding.recipient, binding.step, reader, public_of(ephemeral), wrapped.hex(), signature)
+    return Lock(binding.recipient, binding.step, reader, wrapped.hex(), signature)
 
 
 def unlock(lock: Lock, data: bytes | memoryview, private: Any, binding: Binding, sender: str | None) -> Encoded:
@@ -215,14 +212,14 @@ def unlock(lock: Lock, data: bytes | memoryview, private: Any, binding: Binding,
             "has in this run: refused"
         )
     try:
-        wrapped, statement = bytes.fromhex(lock.wrapped), _statement(binding, lock.ephemeral, lock.key)
+        wrapped, statement = bytes.fromhex(lock.wrapped), _statement(binding, lock.key)
         if sender is not None and not (sender and keys.proves(sender, _signed(statement, wrapped), lock.signature)):
             raise ValueError("not signed by the sender")
-        inside = _chacha()(_shared(private, lock.ephemeral, statement)).decrypt(_ONCE, wrapped, statement)
+        inside = _hpke().decrypt(wrapped, private, statement)
         found = Encoded.of(_chacha()(inside[:_KEY_BYTES]).decrypt(_ONCE, data, None))
         if found.digest != inside[_KEY_BYTES:].hex():
             raise ValueError("another value under the same key")
-    except Exception:  # of the cipher, of X25519 or of the hexadecimal: all mean the same
+    except Exception:  # of the cipher, of HPKE or of the hexadecimal: all mean the same
         raise wire.WireError(
             f"the seal of value {binding.key[:80]!r} from {binding.sender[:80]} to {binding.recipient} for step "
             f"{binding.step + 1} is broken: changed, replayed, or made for somebody else: refused"
@@ -261,8 +258,8 @@ def kept_private(file: Path) -> Any:
         raise UserError(f"{file} is damaged ({error}): remove it; values sealed for it are asked for again") from None
 
 
-def _statement(binding: Binding, ephemeral: str, reader: str) -> bytes:
-    return b"\n".join((binding.text(), ephemeral.encode(), reader.encode()))
+def _statement(binding: Binding, reader: str) -> bytes:
+    return b"\n".join((binding.text(), reader.encode()))
 
 
 def _signed(statement: bytes, wrapped: bytes) -> bytes:
@@ -281,24 +278,17 @@ def stream(own: Any, other: str, text: bytes) -> Callable[[int], bytes]:
     Raises:
         WireError: `other` is not a key.
     """
+    from cryptography.hazmat.primitives import hashes  # noqa: PLC0415
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms  # noqa: PLC0415
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF  # noqa: PLC0415
 
     try:
-        key = _shared(own, other, text)
+        secret = own.exchange(_x25519().X25519PublicKey.from_public_bytes(bytes.fromhex(other)))
+        key = HKDF(hashes.SHA256(), length=32, salt=None, info=text).derive(secret)
     except ValueError:
         raise wire.WireError(f"{other[:80]!r} is not a key for masks: refused") from None
     cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
     return lambda length: cipher.update(bytes(length))
-
-
-def _shared(own: Any, other: str, statement: bytes) -> bytes:
-    """Return the common key of two parties, for one lock."""
-    from cryptography.hazmat.primitives import hashes  # noqa: PLC0415
-    from cryptography.hazmat.primitives.kdf.hkdf import HKDF  # noqa: PLC0415
-
-    secret = own.exchange(_x25519().X25519PublicKey.from_public_bytes(bytes.fromhex(other)))
-    key: bytes = HKDF(hashes.SHA256(), length=32, salt=None, info=statement).derive(secret)
-    return key
 
 
 def _x25519() -> Any:
@@ -314,3 +304,9 @@ def _chacha() -> Any:
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305  # noqa: PLC0415
 
     return ChaCha20Poly1305
+
+
+def _hpke() -> Any:
+    from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite  # noqa: PLC0415
+
+    return Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
