@@ -10,7 +10,7 @@ import pytest
 EXTRAS = (
     "datasets", "flwr_datasets", "ot", "clarabel", "matplotlib", "jinja2", "flwr", "cryptography", "transformers",
     "peft", "timm", "tokenizers", "pandas", "polars", "pydicom", "nibabel", "onnx", "onnxscript", "onnxruntime",
-    "mlflow", "tensorboard",
+    "mlflow", "tensorboard", "wandb", "trackio",
 )  # fmt: skip
 PROGRAM = f"""
 import sys

@@ -2,7 +2,10 @@
 
 import sys
 from collections.abc import Callable, Mapping
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -43,6 +46,29 @@ def noting(monkeypatch: pytest.MonkeyPatch) -> type[Noting]:
 
     monkeypatch.setattr(tracking, "TRACKERS", {"noting": (Fresh, "json")})
     return Fresh
+
+
+@pytest.mark.parametrize("package", ["wandb", "trackio"])
+def test_a_program_like_weights_and_biases_gets_each_step_once(
+    package: str, blobs: FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, Any]] = []
+    fake = ModuleType(package)
+    fake.__spec__ = ModuleSpec(package, None)
+    fake.init = lambda **given: seen.append(("init", given))  # type: ignore[attr-defined]
+    fake.log = lambda numbers, step: seen.append(("log", (step, numbers["accuracy"])))  # type: ignore[attr-defined]
+    fake.finish = lambda: seen.append(("finish", None))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, package, fake)
+    folder, network = tmp_path / "run", Tiny()
+    run(METHOD, blobs, network, folder=folder, track=package, stop_after=1)
+    result = run(METHOD, blobs, network, folder=folder, track=package)
+    rows = [("log", (row["step"], row["accuracy"])) for row in result.metrics]
+    (_, first), (_, second) = (one for one in seen if one[0] == "init")
+    assert [one for one in seen if one[0] != "init"] == [rows[0], ("finish", None), *rows[1:], ("finish", None)]
+    assert first == second, "the same run goes on"
+    assert first["config"]["rounds"] == 3
+    assert (first["project"], first["name"], first["resume"]) == ("ekiden", "run", "allow")
+    assert ("id" in first) == (package == "wandb")
 
 
 def steps(told: list[tuple[str, object]]) -> list[int]:

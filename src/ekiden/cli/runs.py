@@ -59,7 +59,7 @@ class RunOptions(Generic[M]):
     """folder in which the run folders METHOD-DATA-seedSEED are made"""
     track: tuple[str, ...] = ()
     """programs that draw the metrics as the run goes on: tensorboard (files in the run folder), mlflow (where
-    MLFLOW_TRACKING_URI says)"""
+    MLFLOW_TRACKING_URI says), wandb, trackio"""
     on: Place = "here"
     """where the clients are: here, simulated; or flower: real silos, see --on flower --help"""
     json: bool = False
@@ -110,7 +110,7 @@ class ResumeOptions:
     runs: Positional[tuple[Path, ...]]
     """run folders"""
     track: tuple[str, ...] = ()
-    """programs that draw the metrics as the run goes on, tensorboard or mlflow"""
+    """programs that draw the metrics as the run goes on: tensorboard, mlflow, wandb or trackio"""
     json: bool = False
     """print the results as JSON, and all else to standard error; see docs/json.md"""
 

@@ -64,7 +64,7 @@ class RemoteOptions(Generic[M]):
     """folder, on the SuperLink's machine, in which the run folder METHOD-flower-seedSEED is made"""
     track: tuple[str, ...] = ()
     """programs that draw the metrics as the run goes on: tensorboard (files in the run folder), mlflow (where
-    MLFLOW_TRACKING_URI says); on this machine, so the run folder must be here"""
+    MLFLOW_TRACKING_URI says), wandb, trackio; on this machine, so the run folder must be here"""
     on: Place = "flower"
     """where the clients are: `here` simulates them"""
 

@@ -52,7 +52,7 @@ class SweepOptions(Checked):
     """records or sweep folders of other experiments; their runs with the same settings count and are not run again"""
     track: tuple[str, ...] = ()
     """programs that draw the metrics of each run as it goes on: tensorboard (files in the run folders), mlflow (where
-    MLFLOW_TRACKING_URI says)"""
+    MLFLOW_TRACKING_URI says), wandb, trackio"""
     dry_run: bool = False
     """list the cells and what is done of them, and run nothing"""
     json: bool = False

@@ -8,9 +8,13 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
+from uuid import uuid4
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -144,9 +148,48 @@ class MLflow:
         return str(found.experiment_id if found else self._client.create_experiment(name))
 
 
+@dataclass
+class WandbLike:
+    """A run of a program with the interface of Weights & Biases: `init`, `log`, `finish`; resumed runs continue theirs.
+
+    Attributes:
+        package: its module, `wandb`, or `trackio`, which keeps all on this machine.
+    """
+
+    package: str
+
+    def begin(self, folder: Path, config: Config) -> int:
+        """See `Tracker`."""
+        self._module = import_module(self.package)
+        self._kept = folder / f"{self.package}.json"
+        noted = json.loads(self._kept.read_text(encoding="utf-8")) if self._kept.exists() else {}
+        self._noted = {"id": uuid4().hex[:12], "step": 0, **noted}
+        own = {"id": self._noted["id"], "dir": str(folder)} if self.package == "wandb" else {}
+        self._module.init(
+            project=os.environ.get("WANDB_PROJECT", "ekiden"),
+            name=folder.name,
+            config=settings(config) | {"run_folder": str(folder.absolute())},
+            resume="allow",
+            **own,
+        )
+        return int(self._noted["step"])
+
+    def step(self, step: int, numbers: Mapping[str, float]) -> None:
+        """See `Tracker`."""
+        self._module.log(dict(numbers), step=step)
+        self._noted["step"] = step
+        write(self._kept, [json.dumps(self._noted).encode()])
+
+    def end(self, model: Path | None) -> None:
+        """See `Tracker`."""
+        self._module.finish()
+
+
 TRACKERS: Mapping[str, tuple[Callable[[], Tracker], str]] = {
     "tensorboard": (TensorBoard, "tensorboard"),
     "mlflow": (MLflow, "mlflow"),
+    "wandb": (partial(WandbLike, "wandb"), "wandb"),
+    "trackio": (partial(WandbLike, "trackio"), "trackio"),
 }
 """For each name: what makes the tracker, and the package that it needs, which is also the extra's name."""
 
