@@ -406,3 +406,19 @@ def test_a_mistake_is_told_before_the_data_are_read(
     code, said = command("run", "fedseq", *flags)
     assert (code, said.count("\n")) == (2, 1)
     assert message in said
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        (lambda: ekiden.topology("ring", -2), "clients -2 is out of range"),
+        (lambda: ekiden.topology("ring", "x"), "clients 'x' is of the wrong type"),  # type: ignore[arg-type]
+        (lambda: ekiden.evaluate(3), "give a path or a list of paths, not int"),  # type: ignore[arg-type]
+        (lambda: ekiden.study(["fedseq"], memory_silos(), seeds=3), "different whole numbers"),  # type: ignore[arg-type]
+        (lambda: federate([frame(0), frame(1)], names="ab", label_column="died"), "a list with a name for each silo"),
+    ],
+)
+def test_a_mistake_in_python_gets_one_line(mistake: Callable[[], Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        mistake()
+    assert "\n" not in str(error.value)

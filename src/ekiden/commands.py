@@ -5,13 +5,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from ekiden import models
 from ekiden.api import as_federation, with_metric
+from ekiden.base.checks import Range, checked
 from ekiden.base.errors import UserError, counted, unknown
 from ekiden.base.files import is_held
 from ekiden.base.outside import require_extra
@@ -101,7 +102,7 @@ def evaluate(
     Raises:
         UserError: the silos are not those of the run, or the data do not fit the models.
     """
-    result = open_run(folder, network=network)
+    result = open_run(*_paths(folder), network=network)
     if is_silos(data):
         data = as_federation(data)
         check_same_data(result.config, recipe_of(result.config["recipe"]).method, data, Path(folder))
@@ -190,7 +191,8 @@ def available() -> dict[str, Any]:
     }
 
 
-def topology(name: str = "ring", clients: int = 10) -> dict[str, Any]:
+@checked()
+def topology(name: str = "ring", clients: Annotated[int, Range(least=1, most=1000)] = 10) -> dict[str, Any]:
     """Return what `ekiden topology` prints about a graph of clients.
 
     Args:

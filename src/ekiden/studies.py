@@ -223,9 +223,9 @@ def study(
     """
     if isinstance(methods, str) or not isinstance(methods, Sequence) or not methods:
         raise UserError("study takes a list of methods: study([FedSeq(epochs=10), 'fedgram'], silos)")
-    whole = tuple(seeds)
+    whole = tuple(seeds) if isinstance(seeds, Sequence) else ()
     if not whole or len(set(whole)) < len(whole) or any(type(seed) is not int or seed < 0 for seed in whole):
-        raise UserError(f"seeds must be different whole numbers, 0 or more, not {list(seeds)!r}")
+        raise UserError(f"seeds must be different whole numbers, 0 or more, not {seeds!r}")
     base = [_Candidate(as_method(method, data), training or Training()) for method in methods]
     known = {f.name for one in base for f in (*fields(one.method), *fields(one.training))}
     for name in grid or {}:

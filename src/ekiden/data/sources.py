@@ -467,6 +467,8 @@ def _check(silos: Any, test: Any, tests: Sequence[Any] | None, names: Sequence[s
         )
     if not len(silos) or (test is not None and tests is not None):
         raise UserError("federate needs at least one silo, and either test or tests, not both.")
+    if isinstance(names, str):
+        raise UserError(f"names is a list with a name for each silo, not {names!r}")
     for what, given in ("tests", tests), ("names", names):
         if given is not None and len(given) != len(silos):
             raise UserError(f"{len(given)} {what} for {len(silos)} silos: give one for each.")
