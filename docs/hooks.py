@@ -149,7 +149,7 @@ def _linked(text: str, up: str) -> str:
     return text
 
 
-PROMISE = re.compile(r"\s?<!-- tests:\s+([\w, \n]+?) -->")
+PROMISE = re.compile(r"\s?<!--\s+tests:\s+([\w, \n]+?) -->")
 
 
 def promises() -> str:
