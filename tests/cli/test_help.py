@@ -48,7 +48,7 @@ def test_the_help_between_silos_has_each_flag_that_silos_allow(capsys: pytest.Ca
 
 @pytest.mark.parametrize("flags", [["--metric", "loss"], ["--evaluate-on", "own"]])
 def test_what_silos_decide_is_no_flag_between_silos(flags: list[str]) -> None:
-    with pytest.raises(UserError, match="--metric and --evaluate-on are for runs on one machine"):
+    with pytest.raises(UserError, match="--evaluate-on is for runs on one machine"):
         silos.run(FedSeq, [*flags, "--clients", "a,b"])
 
 

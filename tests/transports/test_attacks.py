@@ -21,12 +21,14 @@ import torch
 from safetensors.torch import load_file
 
 from ekiden.base.errors import UserError
+from ekiden.base.files import verified
 from ekiden.base.settings import Hardware
 from ekiden.base.sums import size
 from ekiden.cli.app import call
 from ekiden.data.augment import Augment
 from ekiden.data.kinds import Images
 from ekiden.data.kinds import terms as inputs_text
+from ekiden.data.tasks.counting import FIXED, binned, counting_of, edges
 from ekiden.engine import wire
 from ekiden.engine.drive import Outline, outline
 from ekiden.engine.method import INITIAL, Method, payload_types
@@ -45,7 +47,8 @@ from ekiden.transports.flower.trust import agreement as agreements
 from ekiden.transports.flower.trust import custody, sealing
 from ekiden.transports.flower.trust.agreement import Agreement, no_samples
 from ekiden.transports.flower.trust.contents import arguments_key
-from ekiden.transports.flower.trust.parcel import Answer, Ask, Count, Hello, ParcelPart, pack, unpack
+from ekiden.transports.flower.trust.parcel import Answer, Ask, Hello, ParcelPart, pack, unpack
+from ekiden.transports.flower.trust.report import Reported, SiloReport, total_of
 from ekiden.transports.flower.trust.sealing import Party, Reader
 from tests.transports.fakes import NAMES, FakeNodes, mine, with_keys
 from tests.transports.test_remote import assert_equal, far, here
@@ -127,14 +130,22 @@ class Attacker:
         answer, body = self.ask(node, "value", key=key, eager=True, readers=(self.reader(),), **given)
         return self.opened(node, answer, body, key)
 
-    def measure(self, node: int, models: list[Weights], step: int = 0, **given: Any) -> list[Count]:
+    def measure(self, node: int, models: list[Weights], step: int = 0, **given: Any) -> Reported:
+        """What a silo reports about models; scores too, unless `last` is False."""
         data, (lock,) = self.party.seal(Encoded.of(wire.encode(models)), "models", (self.as_reader(node, step),))
-        clients = len(self.terms.clients)
-        answer, body = self.ask(node, "evaluate", data, lock=lock, results=1, clients=clients, step=step, **given)
+        about = {"results": 1, "clients": len(self.terms.clients), "step": step, "last": True}
+        members = tuple(self.as_reader(other, 0) for other in self.nodes.files)
+        answer, body = self.ask(node, "evaluate", data, lock=lock, **{"members": members, **about, **given})
         if answer.error:
             raise UserError(answer.error)
-        counts: list[Count] = wire.decode(body, list[Count])
-        return counts
+        found: Reported = wire.decode(body, Reported)
+        return found
+
+    def numbers(self, node: int, models: list[Weights], **given: Any) -> dict[str, torch.Tensor]:
+        """The same of a silo that shows its own counts, by name."""
+        shown = self.measure(node, models, **given).shown
+        assert shown is not None
+        return counting_of(self.terms.labels, self.terms.outputs, full=True).split(shown.counts[0])
 
 
 def given_in(nodes: FakeNodes, node: int, key: str) -> bytes:
@@ -331,7 +342,7 @@ def through(first: torch.Tensor, bias: torch.Tensor, last: float) -> Weights:
     return layers({w1: first, b1: bias, w2: torch.tensor([[1.0, -1.0]]), w3: one, w4: one * last})
 
 
-def stolen(measure: Callable[[list[Weights]], list[Count]], loud: float = 1.0) -> torch.Tensor:
+def stolen(measure: Callable[[list[Weights]], dict[str, torch.Tensor]], loud: float = 1.0) -> torch.Tensor:
     """One test image, pixel by pixel, from a silo's reports about crafted models.
 
     Bisection finds a threshold that one sample alone exceeds in some direction. Units that only it switches on then
@@ -342,7 +353,7 @@ def stolen(measure: Callable[[list[Weights]], list[Count]], loud: float = 1.0) -
     def above(threshold: float) -> int:
         rows = torch.stack([direction, direction]) * 1e4
         count = measure([through(rows, torch.tensor([-threshold, -threshold]) * 1e4 - torch.tensor([0.0, 1.0]), 1e3)])
-        return round(count[0].loss / 1e3)  # a thousand for each sample above
+        return round(float(count["loss"]) / FIXED / 1e3)  # a thousand for each sample above
 
     def edge(number: int) -> float:
         low, high = -50.0, 50.0
@@ -360,10 +371,88 @@ def stolen(measure: Callable[[list[Weights]], list[Count]], loud: float = 1.0) -
     for pixel in range(64):
         carrying = gate.clone()
         carrying[pixel] += 1
-        (count,) = measure([through(torch.stack([carrying, gate]), bias, loud)])
-        own = count.loss - (count.samples - 1) * math.log(10)
+        count = measure([through(torch.stack([carrying, gate]), bias, loud)])
+        own = float(count["loss"]) / FIXED - (int(count["samples"]) - 1) * math.log(10)
         image[pixel] = (own if own > 50 else math.log(max(math.exp(own) - 9, 1e-9))) / loud
     return image
+
+
+def stolen_by_scores(measure: Callable[[list[Weights]], dict[str, torch.Tensor]]) -> torch.Tensor:
+    """The same from bins of scores: the sample found in 32 answers has a score of its own, which carries a pixel."""
+    direction, inner = torch.randn(64, generator=torch.Generator().manual_seed(1)), edges(10)
+    usual = int(binned(torch.tensor([0.1]), inner))
+
+    def elsewhere(model: Weights) -> torch.Tensor:
+        counts = measure([model])["scores"][0].sum(0)
+        counts[usual - 1 : usual + 2] = 0
+        return counts
+
+    def edge(number: int) -> float:
+        low, high = -50.0, 50.0
+        for _ in range(16):
+            middle = (low + high) / 2
+            bias = torch.tensor([-middle, -middle]) * 1e4 - torch.tensor([0.0, 1.0])
+            above = int(elsewhere(through(torch.stack([direction, direction]) * 1e4, bias, 3.0)).sum())
+            low, high = (middle, high) if above >= number else (low, middle)
+        return (low + high) / 2
+
+    first, second = edge(1), edge(2)
+    scale = 10 / max(first - (first + second) / 2, 1e-6)
+    bias = torch.tensor([-(first + second) / 2] * 2) * scale
+    image = torch.zeros(64)
+    for pixel in range(64):
+        carrying = direction * scale
+        carrying[pixel] += 1
+        places = elsewhere(through(torch.stack([carrying, direction * scale]), bias, 8.0)).nonzero().flatten()
+        if len(places):
+            score = float(torch.sigmoid((inner[places[-1] - 1] + inner[min(int(places[-1]), len(inner) - 1)]) / 2))
+            image[pixel] = math.log(9 * score / (1 - score)) / 8
+    return image
+
+
+@pytest.mark.parametrize("least", [1, 10])
+def test_a_hundred_histograms_show_a_test_image_unless_sparse_bins_are_joined(least: int, tmp_path: Path) -> None:
+    """Within the default number of models: with min_samples = 1 the whole image; with the default, none of it."""
+    nodes, public = federation(tmp_path)
+    far(FedAvg(rounds=1, epochs=1), nodes, tmp_path / "run", public)
+    attacker = Attacker(nodes, terms_in(nodes))
+    nodes.files[100] = replace(
+        nodes.files[100], limits=replace(nodes.files[100].limits, min_samples=least, own_figures=True)
+    )
+    found = error(stolen_by_scores(lambda models: attacker.numbers(100, models, step=1)))
+    assert found < 0.05 if least == 1 else found > 0.2
+
+
+def test_a_silo_shows_nothing_of_its_own_unless_its_file_says_so(tmp_path: Path) -> None:
+    """Under masks the counts of one silo are noise; the sum of all opens."""
+    nodes, public = federation(tmp_path)
+    far(FedAvg(rounds=1, epochs=1), nodes, tmp_path / "run", public)
+    attacker, model = Attacker(nodes, terms_in(nodes)), layers({})
+    found = {name: attacker.measure(100 + i, [model], step=1) for i, name in enumerate(NAMES)}
+    assert all(one.shown is None for one in found.values())
+    part = found["client-0"].masked
+    assert part is not None
+    noise = torch.cat([t.flatten() for t in part.numbers])
+    assert len(set(noise.tolist())) == len(noise)  # nearly all counts are 0
+    assert 0.45 < float((noise > 0).double().mean()) < 0.55
+    total = total_of(found, 3)
+    assert total is not None
+    assert int(total.own[0, 0]) == 3
+
+
+def test_one_model_is_measured_by_no_two_lists_that_differ_by_one_silo(tmp_path: Path) -> None:
+    """The difference would be the counts of that silo. A model that was changed a little gets around this."""
+    nodes, public = federation(tmp_path)
+    far(FedAvg(rounds=1, epochs=1), nodes, tmp_path / "run", public)
+    attacker, model = Attacker(nodes, terms_in(nodes)), layers({})
+    everybody = tuple(attacker.as_reader(node, 0) for node in (100, 101, 102))
+    attacker.measure(100, [model], step=1, members=everybody)
+    with pytest.raises(UserError, match="the difference would be the part of client-2, who did not agree to that"):
+        attacker.measure(100, [model], step=1, members=everybody[:2])
+    with pytest.raises(UserError, match="a sum of 1 silos, client-0 allows 2 or more"):
+        attacker.measure(100, [model.with_params(model.params + 1)], step=1, members=everybody[:1])
+    other = model.with_params(model.params + 1e-9)
+    assert attacker.measure(100, [other], step=1, members=everybody[:2]).masked is not None
 
 
 def error(image: torch.Tensor) -> float:
@@ -378,7 +467,7 @@ def test_no_test_image_comes_out_of_a_run_whose_server_reads_nothing(tmp_path: P
     far(FedSeq(epochs=1), nodes, tmp_path / "run", public)
     attacker = Attacker(nodes, terms_in(nodes))
     with pytest.raises(UserError, match="silos measure only the result"):
-        assert error(stolen(lambda models: attacker.measure(100, models, step=3))) > 0.05
+        assert error(stolen(lambda models: attacker.numbers(100, models, step=3))) > 0.05
 
 
 @pytest.mark.parametrize(("most", "loud"), [(50, 1.0), (10_000, 8.0), (10_000, 1e4)])
@@ -387,11 +476,11 @@ def test_no_test_image_comes_out_of_a_run_whose_server_reads_models(most: int, l
     nodes, public = federation(tmp_path)
     far(FedAvg(rounds=1, epochs=1), nodes, tmp_path / "run", public)
     attacker = Attacker(nodes, terms_in(nodes))
-    if hasattr(nodes.files[100].limits, "evaluations"):
-        nodes.files[100] = replace(nodes.files[100], limits=replace(nodes.files[100].limits, evaluations=most))
+    limits = replace(nodes.files[100].limits, evaluations=most, own_figures=True)
+    nodes.files[100] = replace(nodes.files[100], limits=limits)
 
-    def measure(models: list[Weights]) -> list[Count]:
-        return attacker.measure(100, models, step=1)
+    def measure(models: list[Weights]) -> dict[str, torch.Tensor]:
+        return attacker.numbers(100, models, step=1)
 
     found = torch.zeros(64)
     with contextlib.suppress(UserError):
@@ -411,8 +500,8 @@ def test_the_result_is_measured_once_with_the_same_answer(tmp_path: Path) -> Non
     attacker = Attacker(nodes, terms_in(nodes))
     result = wire.decode(given_in(nodes, 102, "2-0-train"), Weights)
     before = nodes.said[[d for _, d in nodes.log].index(data)]
-    counts = wire.decode(unpack(before, Answer)[1], list[Count])
-    assert attacker.measure(100, [result], step=3, records=ask.records) == counts
+    again = wire.encode(attacker.measure(100, [result], step=3, records=ask.records))
+    assert again == bytes(unpack(before, Answer)[1])
     assert len(list((tmp_path / "client-0-silo").rglob("measured-*"))) == 1
     # Another model with the result's record; a hop of the same run; the same hop of another run; nobody's word.
     other = result.with_params(result.params * 2)
@@ -453,8 +542,8 @@ def test_of_few_samples_nothing_is_said(tmp_path: Path) -> None:
     nodes, public = federation(tmp_path, "min_samples = 1000\n")
     result = far(FedSeq(epochs=1), nodes, tmp_path / "run", public)
     assert "accuracy" not in result.metrics[-1]
-    bodies = [unpack(said, Answer)[1] for said in nodes.said]
-    assert [wire.decode(b, list[Count]) for b in bodies[-3:]] == [[Count(0, 0.0, 0)]] * 3
+    for file in tmp_path.rglob("measured-*"):
+        assert not unpack(verified(file.read_bytes()), SiloReport)[0].counts.any()
 
 
 def test_more_measuring_than_a_silo_allows_is_refused_before_the_run_starts(tmp_path: Path) -> None:

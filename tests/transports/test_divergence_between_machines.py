@@ -1,54 +1,70 @@
-"""Silos report a loss of at most 10 per sample: a model that diverged is noticed nevertheless."""
+"""Silos report coarse losses: a model that diverged is noticed nevertheless."""
 
 from math import log, nan
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from ekiden import Training
 from ekiden.base.errors import UserError
-from ekiden.data.tasks import Classification, LanguageModelling, Regression, Task
+from ekiden.data.tasks import Classification, Regression, Scores, Task
+from ekiden.data.tasks.counting import Care, counting_of
 from ekiden.engine.method import Method
 from ekiden.methods import FedAvg, FedSeq, Local
 from ekiden.transports.flower.coordinator import session
 from ekiden.transports.flower.coordinator.measuring import row_of
 from ekiden.transports.flower.coordinator.verify import verify
-from ekiden.transports.flower.trust.parcel import Ask, Count, unpack
+from ekiden.transports.flower.trust import report as measured
+from ekiden.transports.flower.trust.parcel import Ask, unpack
+from ekiden.transports.flower.trust.report import Reported, SiloReport, total_of
 from tests.transports.fakes import NAMES, FakeNodes, with_keys
 from tests.transports.test_remote import plan_of
 
-TEN = Classification()
-DIVERGED, GOOD, UNSURE, NONE = Count(20, 800.0, 100), Count(95, 50.0, 100), Count(20, 400.0, 100), Count(0, 0.0, 0)
-GUESSED = Count(10, 230.0, 100)
+TERMS: Any = SimpleNamespace(clients=("a", "b"), classes=())
+GOOD, DIVERGED, NONE = 0.5, 400.0, None
 
 
-@pytest.mark.parametrize(
-    ("counts", "task", "outputs", "noticed"),
-    [
-        ([DIVERGED, DIVERGED], TEN, 10, True),
-        ([DIVERGED, GOOD], TEN, 10, False),  # it has forgotten the first silo, or never learned it
-        ([DIVERGED, NONE], TEN, 10, True),
-        ([NONE, NONE], TEN, 10, False),
-        ([GOOD, GOOD], TEN, 10, False),  # its wrong answers cost 10, and are few
-        ([UNSURE, UNSURE], TEN, 10, False),  # overfitted: wrong answers cost 5
-        ([GUESSED, GUESSED], TEN, 10, False),
-        ([Count(50, 500.0, 100)], TEN, 2, True),
-        ([Count(20, nan, 100)], TEN, 10, True),  # finite weights whose answers are not
-        ([Count(0, 1000.0, 100)], Regression((0.0,), (1.0,)), 1, True),
-        ([Count(0, 300.0, 100)], Regression((0.0,), (1.0,)), 1, False),
-        ([Count(0, 1000.0, 100)], LanguageModelling(vocabulary=2000), 2000, True),
-        ([Count(0, 760.0, 100)], LanguageModelling(vocabulary=2000), 2000, False),
-        ([Count(0, 1000.0, 100)], LanguageModelling(vocabulary=50_000), 50_000, False),  # guessing costs 10.8
-    ],
-)
-def test_what_silos_tell_shows_divergence(counts: list[Count], task: Task, outputs: int, noticed: bool) -> None:
-    assert row_of([[count] for count in counts], 1, task, outputs).get("diverged", False) == noticed
+def report(task: Task, outputs: int, losses: list[float | None], mine: int) -> SiloReport:
+    """What a silo reports about models with these losses of each of 20 samples; None: it has too few samples."""
+    counting, y = counting_of(task, outputs, full=False), torch.zeros(20, dtype=torch.int64)
+    answers = y if isinstance(task, Classification) else torch.zeros(20, 1)
+    scores = [Scores(task, outputs, y, answers, torch.full((20,), loss or 0.0)) for loss in losses]
+    return measured.report(counting, scores, mine, Care(99 if None in losses else 10, coarse=True), y)
+
+
+def noticed(silos: list[float | None], task: Task = Classification(), outputs: int = 10) -> bool:  # noqa: B008
+    parts = [Reported(shown=report(task, outputs, [loss], 0)) for loss in silos]
+    total = total_of(dict(zip("ab", parts, strict=False)), 0)
+    assert total is not None
+    row = row_of(total, {}, TERMS, 1, counting_of(task, outputs, full=False), last=False)
+    return bool(row.get("diverged", False))
+
+
+def test_what_silos_report_shows_divergence() -> None:
+    assert noticed([DIVERGED, DIVERGED])
+    assert not noticed([DIVERGED, GOOD])  # it has forgotten the first silo, or never learned it
+    assert noticed([DIVERGED, NONE])
+    assert not noticed([NONE, NONE])
+    assert not noticed([29.0, 29.0])  # overfitted
+    assert noticed([nan, nan])  # finite weights whose answers are not
+    assert noticed([31.0], Regression(), 1)
+    assert not noticed([9.0], Regression(), 1)
+    assert not noticed([90.0], outputs=50_000)  # guessing costs 10.8
+    assert noticed([110.0], outputs=50_000)
 
 
 def test_one_personal_model_that_diverged_is_noticed() -> None:
-    good, bad = [GOOD, NONE], [GOOD, DIVERGED]
-    assert row_of([good, [GOOD, GOOD]], 0, TEN, 10).get("diverged") is None
-    assert row_of([good, bad], 0, TEN, 10)["diverged"]
+    def row(second: float) -> dict[str, Any]:
+        models = [[GOOD, DIVERGED], [DIVERGED, second]]  # each model is bad at the other silo
+        parts = [report(Classification(), 10, list(losses), i) for i, losses in enumerate(zip(*models, strict=True))]
+        total = parts[0].plus(parts[1])
+        return row_of(total, {}, TERMS, 0, counting_of(Classification(), 10, full=False), last=False)
+
+    assert "diverged" not in row(GOOD)
+    assert row(DIVERGED)["diverged"]
 
 
 @pytest.mark.parametrize(

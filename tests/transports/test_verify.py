@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 import safetensors.torch
+import torch
 
 from ekiden.base.errors import UserError
 from ekiden.base.files import metadata_of, safetensors_chunks, with_digest, write
 from ekiden.base.settings import Hardware
 from ekiden.cli.app import call
+from ekiden.data.tasks import Classification
+from ekiden.data.tasks.counting import counting_of
 from ekiden.engine import wire
 from ekiden.engine.folder import Marks, read_lines
 from ekiden.engine.method import INITIAL, Method, Model
@@ -32,7 +35,8 @@ from ekiden.transports.flower.silo.silo import Silo
 from ekiden.transports.flower.silo.silo_file import SiloFile
 from ekiden.transports.flower.trust import custody, keys
 from ekiden.transports.flower.trust.agreement import no_samples
-from ekiden.transports.flower.trust.parcel import Answer, Ask, Count, pack, unpack
+from ekiden.transports.flower.trust.parcel import Answer, Ask, pack, unpack
+from ekiden.transports.flower.trust.report import Reported, SiloReport
 from tests.transports.fakes import NAMES, FakeNodes, mine, silo_file, with_keys
 from tests.transports.test_remote import assert_equal, far, here
 
@@ -318,6 +322,10 @@ def signed(made: Made, row: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return asdict(custody.record(replace(hop, **changes), made.sign(hop.client)))
 
 
+COUNTING = counting_of(Classification(), 10, full=True)
+EMPTY = SiloReport(torch.zeros(1, 1, dtype=torch.int64), torch.zeros(2, 1, dtype=torch.int64))
+
+
 def test_what_silos_sign_follows_from_the_method_and_from_each_other(relay: Made, tmp_path: Path) -> None:
     made = relay.copied(tmp_path)
     rows = read_lines(made.run / "custody.jsonl")
@@ -340,16 +348,27 @@ def test_what_silos_sign_follows_from_the_method_and_from_each_other(relay: Made
     assert f"ledger.jsonl lacks step 3, client-1 to client-2 for train, {size + 1} bytes" in wrong(1, size=size + 1)
     assert "metrics.jsonl, step 2, says forward" in wrong(1, forward=0)
     assert "metrics.jsonl, step 3, says backward" in wrong(1, backward=0)
-    counts = custody.parse_measured(json.dumps(rows[4])).tally.counts
-    assert "metrics.jsonl, step 3, says accuracy" in wrong(4, counts=(replace(counts[0], right=counts[0].right + 1),))
-    assert "metrics.jsonl, step 3, says loss" in wrong(4, counts=(replace(counts[0], loss=0.0),))
-    assert "test samples, it has" in wrong(4, counts=(replace(counts[0], samples=10**9),))
-    assert "test samples, it has" in wrong(4, counts=(replace(counts[0], right=-1),))
-    assert "client-1 did not measure the models that client-0 measured" in wrong(4, counts=(), models=())
+    told = custody.parse_measured(json.dumps(rows[4])).tally
+    found = wire.decode(custody.bytes_of(told.report), Reported)
+    assert found.masked is not None
+
+    def report(**changes: Any) -> dict[str, Any]:
+        return {"report": custody.text_of(wire.encode(replace(found, **changes)))}
+
+    numbers = [found.masked.numbers[0] + 1, *found.masked.numbers[1:]]
+    assert "does not open" in wrong(4, **report(masked=replace(found.masked, numbers=numbers)))
+    assert "give no sum" in wrong(4, **report(masked=None, shown=EMPTY))
+    for name, value in (("samples", 10**9), ("right", -1)):
+        shown = SiloReport(torch.zeros(1, COUNTING.size, dtype=torch.int64), torch.zeros(2, 9, dtype=torch.int64))
+        COUNTING.split(shown.counts[0])[name].fill_(value)
+        assert "test samples, it has" in wrong(4, **report(shown=shown))
+    assert "what client-1 signed of its tests after step 3 cannot be read" in wrong(4, report="!")
+    assert "client-1 did not measure the models that client-0 measured" in wrong(4, models=())
+    assert "client-1 did not measure the models that client-0 measured" in wrong(4, last=False)
     assert "the models in the folder are not those that client-0 measured" in wrong(3, models=("0" * 64,))
     assert "client-1 measured models after step 9, 3 are done" in wrong(4, step=9)
     assert "what client-1 measured after step 3: is of another run" in wrong(4, terms="0")
-    rows = [*rows[:3], *(signed(relay, row, step=2, models=(), counts=()) for row in rows[3:])]
+    rows = [*rows[:3], *(signed(relay, row, step=2, models=()) for row in rows[3:])]
     assert "client-0 measured another number of models after step 2 than the run has" in wrong(1)
 
 
@@ -486,8 +505,9 @@ def test_a_silo_must_sign_what_it_answers(tmp_path: Path) -> None:
             answer, body = unpack(super().answer(data), Answer)
             kind = unpack(data, Ask)[0].kind
             if kind == "evaluate" == lie:
-                counts = [replace(c, right=c.samples) for c in wire.decode(body, list[Count])]
-                return pack(answer, wire.chunks(counts))
+                found = wire.decode(body, Reported)
+                assert found.masked is not None
+                return pack(answer, wire.chunks(Reported(replace(found.masked, check=0))))
             lies = {
                 "size": replace(answer, size=1),
                 "forward": replace(answer, forward=1),

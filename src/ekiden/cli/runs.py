@@ -17,7 +17,7 @@ from tyro.conf import Positional
 
 from ekiden import data as datasets
 from ekiden.base import outside
-from ekiden.base.checks import Checked, Count, CountOrZero
+from ekiden.base.checks import Checked, Count, CountOrZero, made, reading
 from ekiden.base.errors import UserError, counted
 from ekiden.base.files import disk_error, is_held
 from ekiden.cli.console import console, no_run, only_json, print_json, say
@@ -379,14 +379,34 @@ class EvaluateOptions:
     """of two classes: also show this threshold of the second class's probability"""
     sensitivity: float = 0.95
     """of two classes: also show the highest threshold with this sensitivity"""
+    on: Place = "here"
+    """where the test data are: `flower` measures the model at silos, also at others than those that trained it"""
+    federation: Path | None = None
+    """with --on flower: folder that `ekiden federation init` made; by default the run's SuperLink"""
+    clients: str = ""
+    """with --on flower: names of the silos, separated by commas; by default those of the federation, or of the run"""
     json: bool = False
     """print JSON instead of tables"""
 
 
 def evaluate(options: EvaluateOptions) -> None:
     """`ekiden evaluate RUN [--data ...]`."""
+    if options.on == "flower":
+        return _on_silos(options)
+    return _evaluate_here(options)
+
+
+def _config(options: EvaluateOptions) -> dict[str, Any]:
+    """Return the configuration of the run, once the flags are checked."""
+    if options.federation or options.clients:
+        raise UserError("--federation and --clients are for silos: add --on flower")
     outside.trust(options.metric)
-    config = read_config(options.run)
+    return read_config(options.run)
+
+
+def _evaluate_here(options: EvaluateOptions) -> None:
+    """Measure a run's model on data of this machine."""
+    config = _config(options)
     if in_memory(config) and options.data:
         return _on_other_data(options)
     if not config.get("on") and (why := in_memory(config)):
@@ -468,6 +488,31 @@ def _show_figures(found: Figures, task: Task, classes: Sequence[object]) -> None
                 *(f"{100 * one.specificity:.1f}", within["specificity"], *values),
             )
         console.print(table)
+
+
+def _on_silos(options: EvaluateOptions) -> None:
+    """Measure a run's model at silos."""
+    from ekiden.cli import silos  # noqa: PLC0415  (it needs the extra flower)
+
+    for name in ("data", "label_column", "column", "client", "metric"):
+        if getattr(options, name):
+            raise UserError(f"--{name.replace('_', '-')} is for data here, silos have their own: leave it out")
+    if (options.threshold, options.sensitivity) != (None, 0.95):
+        raise UserError("silos report the usual thresholds: leave out --threshold and --sensitivity")
+    row = silos.evaluate(options.run, options.federation, options.clients)
+    if options.json:
+        print(json.dumps(row))
+        return
+    config = read_config(options.run)
+    task = task_in(config)
+    with reading("what silos reported", "the same Ekiden at all parties"):
+        found = made(Figures, row["figures"])
+    _show_figures(found, task, config["classes"])
+    if guess := row.get("majority"):
+        console.print(f"always the commonest class: {100 * guess:.2f} % accuracy")
+    means = row["silo_means"]
+    shown = [f"{m.name} {m.shown(means[m.name])}{m.unit}" for m in task.metrics if m.name in means]
+    console.print(f"mean over {found.silos} silos: {', '.join(shown)}", soft_wrap=True)
 
 
 def _as_measured(options: EvaluateOptions, why: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from rich.table import Table
@@ -21,7 +22,7 @@ from ekiden.cli.flags import Boxes, parse
 from ekiden.data.schema import read as read_schema
 from ekiden.engine.method import Method
 from ekiden.engine.wire import EVERYONE
-from ekiden.methods import between_machines
+from ekiden.methods import among, between_machines
 from ekiden.recipe import Recipe
 from ekiden.results import tracking
 from ekiden.runs import launch, summary
@@ -29,6 +30,7 @@ from ekiden.transports.flower import commands, superlink, supernode
 from ekiden.transports.flower.commands import Security
 from ekiden.transports.flower.coordinator import federation as federations
 from ekiden.transports.flower.coordinator import remote_plan
+from ekiden.transports.flower.coordinator.evaluating import EVALUATIONS
 from ekiden.transports.flower.coordinator.federation import Federation
 from ekiden.transports.flower.coordinator.remote_plan import RemotePlan, check, stored
 from ekiden.transports.flower.coordinator.verify import terms as signed_terms
@@ -343,18 +345,48 @@ def _link(folder: Path) -> dict[str, Any]:
     return link
 
 
-def _submit(
-    plan: RemotePlan[Any], folder: Path, link: Mapping[str, Any], *, anywhere: bool, track: Sequence[str]
-) -> None:
+def evaluate(run: Path, federation: Path | None, clients: str) -> dict[str, Any]:
+    """Measure the model of a run at silos, and return the row of metrics."""
+    plan = stored(run)
+    if plan is None:
+        raise UserError(f"{run} is not of a run over silos: measure it here, `ekiden evaluate {run} --data DATA`")
+    link = {name: value for name, value in _link(run).items() if name != "run"}
+    names = clients
+    if federation is not None:
+        one = federations.read(federation)
+        link = {"link": one.link, "certificate": str(one.certificate), "keys": str(one.keys), "insecure": False}
+        names = names or ",".join(one.silos)
+    names = names or plan.clients
+    recipe = replace(plan.recipe, method=among(plan.recipe.method, names.split(",")))
+    plan = replace(plan, clients=names, recipe=recipe)
+    out = run / EVALUATIONS / token_hex(8)
+    security, public_keys = _superlink_of(plan, link, anywhere=True)
+    if ended := commands.run(plan, link, security, out, public_keys, say, run):
+        raise UserError(ended)
+    try:
+        row: dict[str, Any] = json.loads((out / "metrics.jsonl").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise UserError(f"no {out / 'metrics.jsonl'} on this machine: it is on the SuperLink's") from None
+    say(f"kept in {out}")
+    return row
+
+
+def _superlink_of(plan: RemotePlan[Any], link: Mapping[str, Any], *, anywhere: bool) -> tuple[Security, dict[str, str]]:
+    """Return how the SuperLink is reached, and the silos' public keys."""
     security = Security(Path(link["certificate"]) if link["certificate"] else None, link["insecure"])
     commands.checked(link["link"], security, say, anywhere=anywhere)
     check(plan)
     if link["keys"]:
-        public_keys = commands.read_keys(Path(link["keys"]), plan.names)
-    elif security.insecure:
-        public_keys = {}
-    else:
-        raise UserError("say where the silos' public keys are: --keys FOLDER with NAME.pub for each of --clients")
+        return security, commands.read_keys(Path(link["keys"]), plan.names)
+    if security.insecure:
+        return security, {}
+    raise UserError("say where the silos' public keys are: --keys FOLDER with NAME.pub for each of --clients")
+
+
+def _submit(
+    plan: RemotePlan[Any], folder: Path, link: Mapping[str, Any], *, anywhere: bool, track: Sequence[str]
+) -> None:
+    security, public_keys = _superlink_of(plan, link, anywhere=anywhere)
     with tracking.watching(track, folder, plan.recipe.method.steps(len(plan.names))) as look:
 
         def follow(line: str) -> None:

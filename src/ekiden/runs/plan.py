@@ -196,7 +196,7 @@ def stored(folder: Path) -> Plan[Method]:
 def plan_in(config: Mapping[str, Any], where: Path) -> Plan[Method]:
     """Return the plan in the configuration of a run."""
     if config.get("on") == "flower":
-        raise UserError(f"{where} is a run over silos, which keep its data: `ekiden show` prints what they measured")
+        raise UserError(f"{where} is a run over silos, which keep its data: add --on flower, or see `ekiden show`")
     with at(str(where)):
         return from_json({**config["plan"], "recipe": config["recipe"]}) if "plan" in config else _from_python(config)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ekiden.base.errors import UserError
 from ekiden.data.tasks.base import Scores, Task, confusion
+from ekiden.data.tasks.measures import classes
 from ekiden.data.tasks.places import Segmentation
 from ekiden.data.tasks.vectors import Classification, MultiLabel, Regression
 
@@ -27,13 +28,14 @@ _STEPS = 16  # by which one sample moves a coarse sum at most
 _REACH = 16  # bins of scores: logits from -16 to 16
 _FINENESS = ((2, 128), (16, 32), (128, 8))  # up to so many classes with scores, so many bins in a unit of the logit
 _MOST_BINNED = _FINENESS[-1][0]
+_OF_SCORES = frozenset(("auroc", "average_precision", "calibration_error", "brier"))
 _MOST_TABLE = 100  # classes of a confusion matrix
 _MOST_TRAIN = 1000  # classes whose training labels are counted
 GROUPS = 15
 """groups of equal width of the calibration error, as is usual"""
 
 
-class Part(NamedTuple):
+class Counted(NamedTuple):
     """Numbers that are counted together; `name` says what they are."""
 
     name: str
@@ -79,7 +81,7 @@ class Counting(ABC):
         self.full = full
 
     @abstractmethod
-    def parts(self) -> Sequence[Part]:
+    def parts(self) -> Sequence[Counted]:
         """Return what is counted by this kind of task, in addition to what all count."""
 
     @abstractmethod
@@ -87,7 +89,7 @@ class Counting(ABC):
         """Return the numbers of `parts` by name."""
 
     @cached_property
-    def layout(self) -> tuple[Part, ...]:
+    def layout(self) -> tuple[Counted, ...]:
         """All numbers, in order.
 
         reports: silos with enough samples; samples; broken: silos where a loss is not a number; exact: samples of
@@ -95,8 +97,8 @@ class Counting(ABC):
         the training samples.
         """
         train = self.outputs if self.outputs <= _MOST_TRAIN and not isinstance(self.task, Regression) else 0
-        first = [Part(name) for name in ("reports", "samples", "broken", "exact", "loss", "far", "trained")]
-        return (*first, Part("train", (train,)), *self.parts())
+        first = [Counted(name) for name in ("reports", "samples", "broken", "exact", "loss", "far", "trained")]
+        return (*first, Counted("train", (train,)), *self.parts())
 
     @property
     def size(self) -> int:
@@ -129,6 +131,10 @@ class Counting(ABC):
             **self.measure(s, care),
         }
         return torch.cat([found[part.name].reshape(part.size).long() for part in self.layout])
+
+    def lacks(self, metric: str) -> bool:
+        """Return whether this metric needs scores, and there are too many classes to count any."""
+        return metric in _OF_SCORES and all(part.name != "scores" for part in self.layout)
 
     def split(self, numbers: Tensor) -> dict[str, Tensor]:
         """Return a vector of numbers by name.
@@ -164,7 +170,8 @@ class OfClasses(Counting):
 
     table: samples by label and answer (the last column is for other outputs); of many classes only `hits`, `labels`
     and `answers`. scores: samples of each class and of the others by bins of its probability; of two classes only of
-    the second. top: wrong and right answers by bins of the largest probability. brier and confidence: sums.
+    the second. top: wrong and right answers by bins of the largest probability, of three or more classes. brier and
+    confidence: sums.
     """
 
     @property
@@ -177,33 +184,35 @@ class OfClasses(Counting):
         """Inner boundaries of the bins, as logits."""
         return edges(self.scored)
 
-    def parts(self) -> Sequence[Part]:
+    def parts(self) -> Sequence[Counted]:
         """See `Counting`."""
         k = self.outputs
         table = (
-            [Part("table", (k, k + 1))]
+            [Counted("table", (k, k + 1))]
             if k <= _MOST_TABLE
-            else [Part(name, (k,)) for name in ("hits", "labels", "answers")]
+            else [Counted(name, (k,)) for name in ("hits", "labels", "answers")]
         )
         if not self.full or not self.scored:
-            return [Part("right"), *table]
+            return [Counted("right"), *table]
         bins = len(self.edges) + 1
-        scores = [Part("scores", (self.scored, 2, bins)), Part("top", (2, bins))]
-        return [Part("right"), *table, *scores, Part("brier"), Part("confidence", (GROUPS,))]
+        scores = [Counted("scores", (self.scored, 2, bins))]
+        if self.outputs > 2:
+            scores.append(Counted("top", (2, bins)))
+        return [Counted("right"), *table, *scores, Counted("brier"), Counted("confidence", (GROUPS,))]
 
     def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
         """See `Counting`."""
         right = s.right.sum()
         labels = torch.bincount(s.y, minlength=self.outputs)
         s = s.at((labels[s.y] >= care.positives).nonzero().flatten())
-        table = confusion(s)
-        found = {
-            "right": right,
-            "table": table,
-            "hits": table.diagonal(),
-            "labels": table.sum(1),
-            "answers": table[:, : self.outputs].sum(0),
-        }
+        found = {"right": right}
+        if self.outputs <= _MOST_TABLE:
+            found["table"] = confusion(s)
+        else:  # no table, which would be large
+            answer = classes(s.answers)
+            found["labels"] = torch.bincount(s.y, minlength=self.outputs)
+            found["answers"] = torch.bincount(answer, minlength=self.outputs)[: self.outputs]
+            found["hits"] = torch.bincount(s.y[answer == s.y], minlength=self.outputs)
         if not self.full or not self.scored:
             return found
         p, y = s.answers.double().nan_to_num(0), torch.nn.functional.one_hot(s.y, self.outputs)
@@ -247,13 +256,13 @@ class OfLabels(Counting):
         """Inner boundaries of the bins, as logits."""
         return edges(self.scored)
 
-    def parts(self) -> Sequence[Part]:
+    def parts(self) -> Sequence[Counted]:
         """See `Counting`."""
-        tables = Part("tables", (self.outputs, 2, 2))
+        tables = Counted("tables", (self.outputs, 2, 2))
         if not self.full or not self.scored:
             return [tables]
         bins = len(self.edges) + 1
-        return [tables, Part("scores", (self.scored, 2, bins)), Part("brier"), Part("confidence", (GROUPS,))]
+        return [tables, Counted("scores", (self.scored, 2, bins)), Counted("brier"), Counted("confidence", (GROUPS,))]
 
     def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
         """See `Counting`."""
@@ -286,9 +295,9 @@ class OfNumbers(Counting):
         assert isinstance(self.task, Regression)
         return self.task
 
-    def parts(self) -> Sequence[Part]:
+    def parts(self) -> Sequence[Counted]:
         """See `Counting`."""
-        return [Part(name, (self.outputs,)) for name in ("absolute", "squared", "target", "target_squared")]
+        return [Counted(name, (self.outputs,)) for name in ("absolute", "squared", "target", "target_squared")]
 
     def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
         """See `Counting`."""
@@ -311,11 +320,11 @@ class OfPlaces(Counting):
     table: places by label and answer, of up to 100 classes.
     """
 
-    def parts(self) -> Sequence[Part]:
+    def parts(self) -> Sequence[Counted]:
         """See `Counting`."""
         with_table = isinstance(self.task, Segmentation) and self.outputs <= _MOST_TABLE
-        table = [Part("table", (self.outputs, self.outputs + 1))] if with_table else []
-        return [Part("places"), Part("right"), *table]
+        table = [Counted("table", (self.outputs, self.outputs + 1))] if with_table else []
+        return [Counted("places"), Counted("right"), *table]
 
     def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
         """See `Counting`."""

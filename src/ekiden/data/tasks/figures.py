@@ -148,6 +148,7 @@ def _of_classes(n: dict[str, Any], counting: OfClasses, wanted: Wanted | None, *
         two = counting.outputs == 2
         found, errors = _of_scores(ranked, n, samples=float(n["scores"][0].sum()), joined=joined)
         values |= found
+        n.setdefault("top", _top_of_labels(n["scores"], counting.edges))
         each |= {} if two else {"auroc": _all(ranked, "auroc"), "average_precision": _all(ranked, "average_precision")}
         values["calibration_error"], errors["calibration_error"] = _calibration(n, counting.edges, joined=joined)
         more["errors"] = {name: error for name, error in errors.items() if not isnan(error)}
@@ -464,7 +465,7 @@ def _recall_f1(hits: Any, labels: Any, answers: Any) -> tuple[Any, Any]:
 def _majority(n: dict[str, Any], labels: "np.ndarray[Any, Any]") -> float | None:
     if not n["trained"] or not len(n["train"]) or not labels.sum():
         return None
-    return float(labels[n["train"].argmax()] / labels.sum())
+    return float(labels[n["train"].argmax()] / (n["places"] if "places" in n else n["samples"]))
 
 
 def _below(counts: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":

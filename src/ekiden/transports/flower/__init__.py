@@ -2,13 +2,14 @@
 
 trust/       what all parties rely on: parcel (a message: a typed header and one byte string), contents (what a request
              holds, opened and checked), keys, sealing, masking, agreement (the terms of a run), custody (what silos
-             sign about what they did and measured)
+             sign about what they did and measured), report (what silos report about models on their tests)
 silo/        what stands at a silo: silo_file (`silo.toml`: what it is, holds and allows), scaling (agreed for columns),
              policy (what it agrees to), participation (in a run: terms, limits, log), silo (executes what is asked),
              tasks, measuring, shelf (what it keeps, so that nothing is done twice)
 coordinator/ what stands at the coordinator: federation (its folder, with certificates and keys), remote_plan (what is
              run), session (a run, from the roll call to the model), transport (tasks, values and evaluations as
-             messages), courier (sends messages, repeats lost ones), measuring, verify (checks a run folder)
+             messages), courier (sends messages, repeats lost ones), measuring, evaluating (a finished model),
+             verify (checks a run folder)
 client_app   Flower's end at a silo              (imports flwr)
 server_app   Flower's end at the coordinator     (imports flwr)
 envelope     a byte string in a Flower message   (imports flwr)

@@ -102,6 +102,7 @@ def run(
     folder: Path,
     public_keys: Mapping[str, str],
     say: Say,
+    measures: Path | None = None,
 ) -> str:
     """Submit a run to the SuperLink and show its output until it ends; Ctrl-C and SIGTERM end it.
 
@@ -128,6 +129,7 @@ def run(
             "folder": str(folder.absolute()),
             "keys": json.dumps(dict(public_keys)),
             "link": json.dumps(dict(link)),
+            "measures": str(measures.absolute()) if measures else "",
         }
         lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
         (app / "run.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -313,6 +315,7 @@ plan = ""
 folder = ""
 keys = "{{}}"
 link = "{{}}"
+measures = ""
 """,
         encoding="utf-8",
     )

@@ -10,7 +10,7 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from ekiden.base.errors import UserError
-from ekiden.transports.flower.coordinator import remote_plan, session
+from ekiden.transports.flower.coordinator import evaluating, remote_plan, session
 from ekiden.transports.flower.coordinator.courier import Lost
 from ekiden.transports.flower.envelope import content, overhead, wrap
 from ekiden.transports.flower.trust.parcel import said
@@ -60,8 +60,12 @@ def main(grid: Grid, context: Context) -> None:
     plan = remote_plan.from_json(json.loads(str(config["plan"])))
     public_keys = json.loads(str(config["keys"]))
     link = json.dumps({**json.loads(str(config["link"])), "run": str(context.run_id)})
+    source, nodes = str(config["measures"]), GridNodes(grid)
     try:
-        result = session.run(plan, GridNodes(grid), Path(str(config["folder"])), public_keys, say, link=link)
+        if source:
+            evaluating.evaluate(Path(source), plan.names, nodes, Path(str(config["folder"])), public_keys, say)
+            return
+        result = session.run(plan, nodes, Path(str(config["folder"])), public_keys, say, link=link)
     except UserError as error:
         print(session.ENDED + " ".join(str(error).split()), flush=True)
         # Flower would add a traceback and its own exit code, but our line says all.

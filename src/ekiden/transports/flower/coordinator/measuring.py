@@ -1,27 +1,29 @@
 """Measure models on the test samples of all silos; the samples stay at the silos."""
 
-from collections.abc import Sequence
-from math import exp, isnan, sqrt
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ekiden.data.tasks import LanguageModelling, Metric, Regression, Task
+from ekiden.data.tasks import Task
+from ekiden.data.tasks.counting import FIXED, Counting
+from ekiden.data.tasks.figures import Figures, Wanted, figures
 from ekiden.engine.evaluation import consensus
 from ekiden.training.weights import Weights
 from ekiden.transports.flower.coordinator.transport import Remote
-from ekiden.transports.flower.silo.measuring import MOST
-from ekiden.transports.flower.trust.parcel import Count
+from ekiden.transports.flower.trust import report as measured
+from ekiden.transports.flower.trust.agreement import Agreement
+from ekiden.transports.flower.trust.report import FIRST, SiloReport
+
+_MOST_LISTED = 100  # classes whose metrics are listed
 
 
 class SiloTests:
     """Measures models on the test samples of all silos; the samples stay at the silos."""
 
-    def __init__(self, remote: Remote, clients: Sequence[str], task: Task, outputs: int) -> None:
+    def __init__(self, remote: Remote, agreed: Agreement) -> None:
         self._remote = remote
-        self._clients = clients
-        self._task = task
-        self._outputs = outputs
+        self._agreed = agreed
 
     def __call__(self, model: Weights | None, personal: list[Weights], *, last: bool = False) -> dict[str, Any]:
         """Return the row of metrics, as `ekiden.engine.evaluation.TestSet` does on one machine."""
@@ -29,99 +31,133 @@ class SiloTests:
         models = shared + personal
         if not models:
             return {}
-        row = row_of(self._remote.evaluate(self._clients, models, len(shared)), len(shared), self._task, self._outputs)
+        agreed = self._agreed
+        counting = measured.counting(agreed.labels, agreed.outputs, len(models), last=last)
+        total, shown = self._remote.evaluate(agreed.clients, models, len(shared), counting, last=last)
+        row = row_of(total, shown, agreed, len(shared), counting, last=last) if total else {}
         if row and personal:
             row["consensus"] = consensus(personal)
         return row
 
 
-def row_of(counts: Sequence[Sequence[Count]], results: int, task: Task, outputs: int) -> dict[str, Any]:
-    """Return the metrics that follow from the counts of all silos, without those that need the models.
+def row_of(
+    total: SiloReport,
+    shown: Mapping[str, SiloReport],
+    agreed: Agreement,
+    results: int,
+    counting: Counting,
+    *,
+    last: bool,
+) -> dict[str, Any]:
+    """Return the metrics that follow from what silos reported, without those that need the models.
 
     Args:
-        counts: counts of each silo for each model.
+        total: the sum of all reports.
+        shown: the reports of single silos, of those that show theirs.
+        agreed: the terms of the run.
         results: number of models that are the run's, not a client's own; they come first.
-        task: what the labels mean.
-        outputs: K.
+        counting: says what was counted.
+        last: whether the run ends here.
     """
-    samples = sum(row[0].samples for row in counts)
-    if not samples:
+    personal = len(total.counts) > results
+    wanted = Wanted() if last and len(total.counts) == 1 else None
+    each = [figures(counting, numbers, wanted) for numbers in total.counts]
+    if not each[0].samples:
         return {}
-    models = len(counts[0])
-    total = [
-        Count(sum(row[m].right for row in counts), sum(row[m].loss for row in counts), samples) for m in range(models)
-    ]
-    personal = models > results
-    first = results if personal else 0
-    own = [row[first + i if personal else 0] for i, row in enumerate(counts)]
-    found = _values(total[first:], task)
-    metric = headline(task)
-    if metric is not None:
-        each = [_value(metric.name, task, c) if c.samples else None for c in own]
-        known = torch.tensor([value for value in each if value is not None], dtype=torch.float64)
-        found |= {
-            "client_mean": float(known.mean()),
-            "client_std": float(known.std(correction=0)),
-            "client_worst": float(known.min() if metric.higher else known.max()),
-            "client_decile": float(known.quantile(0.1 if metric.higher else 0.9)),
-            "clients": each,
-        }
-    far = [_far_off(c, task.guess(outputs)) for c in own if c.samples]
-    if (any if personal else all)(far) and far:
+    found = _values(each[results if personal else 0 :], counting.task)
+    reports, far = (int(total.own[0, FIRST.index(name)]) for name in FIRST)
+    own = {
+        name: figures(counting, one.counts[results + agreed.clients.index(name) if personal else 0])
+        for name, one in shown.items()
+    }
+    found |= _over_silos(total, own, agreed.clients, counting.task, reports)
+    if far and (personal or far == reports):
         found["diverged"] = True
     if personal and results:
-        found |= {f"global_{name}": value for name, value in _values(total[:1], task).items() if name != "metric"}
+        found |= {
+            f"global_{name}": value for name, value in _values(each[:1], counting.task).items() if name != "metric"
+        }
+    if last and not personal:
+        found |= _everything(each[0], total, own, counting, agreed.classes)
+    if last and "accuracy" in found and (majority := each[-1].majority) is not None:
+        found["majority"] = majority
     return found
 
 
-def _far_off(count: Count, guess: float) -> bool:
-    """Return whether a model must have diverged, from what a silo reported about it.
-
-    On one machine its mean loss would be above 30; see `ekiden.engine.evaluation.diverged`. A silo counts no sample for
-    more than `MOST`, so nearly all wrong answers cost that much, and the mean is far above the loss of guessing. A
-    global model must be like this at all silos, because one that forgets is like this at most of them. With more than
-    20,000 classes or tokens, guessing itself costs about `MOST`, and divergence is not noticed.
-    """
-    loss = count.loss / count.samples
-    wrong = 1 - count.right / count.samples
-    return isnan(loss) or (loss >= 0.9 * MOST * wrong and loss > min(2 * guess, 0.9 * MOST + 0.1 * guess))
-
-
-def headline(task: Task) -> Metric | None:
-    """Return the metric shown for runs between machines: one that follows from what silos report, if there is one.
-
-    These are the accuracy, the perplexity of tokens, and the RMSE of one target. The RMSE of several targets needs the
-    errors of each, and other metrics need the answers to single samples.
-    """
-    names = {metric.name: metric for metric in task.metrics}
-    if isinstance(task, Regression):
-        return names["rmse"] if len(task.std) == 1 else None
-    return names["perplexity" if isinstance(task, LanguageModelling) else "accuracy"]
-
-
-def _values(models: Sequence[Count], task: Task) -> dict[str, Any]:
+def _values(each: Sequence[Figures], task: Task) -> dict[str, Any]:
     """Return mean accuracy, mean loss and mean headline metric of some models on all samples."""
 
-    def mean(name: str) -> float:
-        return sum(_value(name, task, count) for count in models) / len(models)
+    def mean(name: str) -> float | None:
+        known = [one.values[name] for one in each if name in one.values]
+        return sum(known) / len(known) if len(known) == len(each) else None
 
-    metric = headline(task)
-    names = [*(["accuracy"] if any(m.name == "accuracy" for m in task.metrics) else []), "loss"]
-    row: dict[str, Any] = {name: mean(name) for name in names}
-    if metric is not None and metric.name != "accuracy":
-        row |= {"metric": metric.name, metric.name: mean(metric.name)}
+    row: dict[str, Any] = {}
+    if any(metric.name == "accuracy" for metric in task.metrics):
+        row["accuracy"] = mean("accuracy")
+    loss = mean("loss")
+    row["loss"] = float("nan") if loss is None else loss
+    if task.headline.name != "accuracy":
+        row |= {"metric": task.headline.name, task.headline.name: mean(task.headline.name)}
     return row
 
 
-def _value(name: str, task: Task, count: Count) -> float:
-    """Return a metric of one model, from what was reported about it."""
-    loss = count.loss / count.samples
-    match task:
-        case _ if name == "accuracy":
-            return count.right / count.samples
-        case LanguageModelling() if name == "perplexity":
-            return exp(loss)
-        case Regression(std=(std,)) if name == "rmse":
-            return sqrt(loss) * std
-        case _:
-            return loss
+def _over_silos(
+    total: SiloReport, own: Mapping[str, Figures], clients: Sequence[str], task: Task, reports: int
+) -> dict[str, Any]:
+    """Return the mean of the headline metric over silos, and its spread and values where silos show them.
+
+    Args:
+        total: the sum of all reports.
+        own: the figures of silos that show theirs.
+        clients: names of all silos.
+        task: what the labels mean.
+        reports: number of silos with enough samples.
+    """
+    means, metric = means_of(total, task), task.headline
+    found: dict[str, Any] = {"client_mean": means[metric.name]} if metric.name in means else {}
+    each = [own[client].values.get(metric.name) if client in own else None for client in clients]
+    known = torch.tensor([value for value in each if value is not None], dtype=torch.float64)
+    if not len(known):
+        return found
+    found["clients"] = each
+    if sum(one.silos for one in own.values()) < reports:
+        return found
+    return found | {
+        "client_mean": float(known.mean()),
+        "client_std": float(known.std(correction=0)),
+        "client_worst": float(known.min() if metric.higher else known.max()),
+        "client_decile": float(known.quantile(0.1 if metric.higher else 0.9)),
+    }
+
+
+def means_of(report: SiloReport, task: Task) -> dict[str, float]:
+    """Return the mean of each metric over the silos at which it is defined."""
+    sums, numbers = (row[len(FIRST) :].tolist() for row in report.own)
+    triples = zip(task.metrics, sums, numbers, strict=True)
+    return {metric.name: value / FIXED / number for metric, value, number in triples if number}
+
+
+def _everything(
+    one: Figures, total: SiloReport, own: Mapping[str, Figures], counting: Counting, classes: Sequence[str]
+) -> dict[str, Any]:
+    """Return all metrics of a model: pooled, averaged over silos, of silos that show theirs, and of each class."""
+    names = [metric.name for metric in counting.task.metrics]
+    groups: dict[str, Any] = {}
+    if silos := {client: _listed(found.values, names) for client, found in own.items() if found.samples}:
+        groups["client"] = silos
+    if 1 < len(classes) == len(one.each) <= _MOST_LISTED:
+        groups["class"] = {str(name): dict(values) for name, values in zip(classes, one.each, strict=True)}
+    found: dict[str, Any] = {
+        "metrics": _listed(one.values, names),
+        "silo_means": means_of(total, counting.task),
+        "figures": one.to_json(),
+    }
+    if groups:
+        found["groups"] = groups
+    if one.confusion:
+        found["confusion"] = [list(row) for row in one.confusion]
+    return found
+
+
+def _listed(values: Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
+    return {name: values[name] for name in names if name in values}

@@ -47,10 +47,10 @@ class RemotePlan(Checked, Generic[M]):
     def __post_init__(self) -> None:
         if outside.is_file(self.recipe.model):
             raise UserError(agreements.NO_CODE)
-        if self.recipe.metric or self.recipe.evaluate_on != "all":
-            raise UserError(
-                "--metric and --evaluate-on are for runs on one machine: silos have their own; leave them out"
-            )
+        if outside.is_file(self.recipe.metric):
+            raise UserError(f"--metric {self.recipe.metric} is code, which silos do not run for others: choose a name")
+        if self.recipe.evaluate_on != "all":
+            raise UserError("--evaluate-on is for runs on one machine: silos have their own test data; leave it out")
         object.__setattr__(self, "recipe", self.recipe.located())
         names = self.names
         require(not self.clients or all(names), "clients", self.clients, "names separated by commas")

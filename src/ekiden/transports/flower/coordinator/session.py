@@ -23,7 +23,8 @@ from ekiden.base.settings import Hardware
 from ekiden.data.augment import Augment
 from ekiden.data.kinds import of_terms
 from ekiden.data.spelling import Spelling, fold, merging, numbered_from_two, spellings
-from ekiden.data.tasks import Classification, task_of_terms
+from ekiden.data.tasks import Classification, task_of_terms, terms
+from ekiden.data.tasks.counting import counting_of
 from ekiden.data.undecoded import natural
 from ekiden.engine import networks, wire
 from ekiden.engine.drive import Row, outline, told
@@ -46,7 +47,7 @@ from ekiden.methods import check_needs
 from ekiden.results.result import Result
 from ekiden.training.network import Network
 from ekiden.transports.flower.coordinator.courier import Courier, Crossing, Lost, Patience, SealingKey
-from ekiden.transports.flower.coordinator.measuring import SiloTests, headline
+from ekiden.transports.flower.coordinator.measuring import SiloTests
 from ekiden.transports.flower.coordinator.remote_plan import RemotePlan, check
 from ekiden.transports.flower.coordinator.transport import Remote
 from ekiden.transports.flower.trust import agreement as agreements
@@ -231,7 +232,12 @@ def agree(
     """Return the terms of the run, from the plan and from what the silos hold."""
     one = _alike(plan, hellos)
     inputs = of_terms(one.inputs)
-    task = task_of_terms(one.task)
+    task = replace(task_of_terms(one.task), metric=plan.recipe.metric)
+    if counting_of(task, task.outputs(one.classes), full=True).lacks(task.headline.name):
+        raise UserError(
+            f"silos count no scores of {len(one.classes)} classes, which {task.headline.name} needs: choose another "
+            "--metric"
+        )
     dataset = one.dataset if len({hello.dataset for hello in hellos.values()}) == 1 else "own data"
     model = models.default_for(dataset, one.shape, inputs, task) if plan.recipe.model == "auto" else plan.recipe.model
     agreed = Agreement(
@@ -249,7 +255,7 @@ def agree(
         sealed=plan.sealed and bool(public_keys),
         skips=plan.absent == "skip",
         inputs=one.inputs,
-        task=one.task,
+        task=terms(task),
         schema=one.schema,
         spelling=plan.spelling,
         revises=plan.revises,
@@ -424,14 +430,14 @@ def _go(
         return Remote(courier, setup, agreed, initial, state, note, _void(folder), held, written)
 
     def told_of(row: Row) -> None:
-        metric = headline(agreed.labels)
-        value = row.get(metric.name) if metric else None
-        shown = f", {metric.name} {metric.shown(value)}{metric.unit}" if metric and value is not None else ""
+        metric = agreed.labels.headline
+        value = row.get(metric.name)
+        shown = f", {metric.name} {metric.shown(value)}{metric.unit}" if value is not None else ""
         say(f"step {row['step']} of {total} done{shown}")
         if notes := row.get("notes"):
             say(f"step {row['step']}: {told(notes)}")
 
-    tests = partial(SiloTests, clients=clients, task=agreed.labels, outputs=agreed.outputs)
+    tests = partial(SiloTests, agreed=agreed)
     run = Run(
         setup,
         clients,

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from ekiden.base.errors import UserError
+from ekiden.data.tasks.counting import Counting
 from ekiden.engine import wire
 from ekiden.engine.drive import Outline, outline
 from ekiden.engine.method import INITIAL, State, payload_types
@@ -21,7 +22,8 @@ from ekiden.transports.flower.trust import custody, sealing
 from ekiden.transports.flower.trust.agreement import Agreement
 from ekiden.transports.flower.trust.contents import Absence, arguments_key, check, check_claims, value_key
 from ekiden.transports.flower.trust.custody import Record, SignedTally, Tally
-from ekiden.transports.flower.trust.parcel import Answer, Ask, Count, ParcelPart
+from ekiden.transports.flower.trust.parcel import Answer, Ask, ParcelPart
+from ekiden.transports.flower.trust.report import Reported, SiloReport, fits, total_of
 from ekiden.transports.flower.trust.sealing import Lock, Party, Plain, Reader, Sealer
 
 Slot = tuple[Ref[Any], str, int]
@@ -36,16 +38,16 @@ def check_answer(ref: Ref[Any], answer: Answer) -> None:
         raise unusable(ref.owner, f"account of {ref.key}", "it names no place of its private state")
 
 
-def counts_in(body: memoryview, client: str, models: int) -> list[Count]:
-    """Return what a silo counted for each of some models."""
+def report_in(body: memoryview, client: str, models: int, counting: Counting) -> Reported:
+    """Return what a silo reported about some models."""
     try:
-        found: list[Count] = wire.decode(body, list[Count])
+        found: Reported = wire.decode(body, Reported)
     except wire.WireError as error:
-        raise unusable(client, "count of right answers", str(error)) from None
-    if len(found) != models:
-        raise UserError(f"silo {client} measured {len(found)} of {models} models")
-    if any(not 0 <= count.right <= count.samples for count in found):  # the loss of a model may be NaN
-        raise unusable(client, "count of right answers", "it is negative, or above that of samples")
+        raise unusable(client, "report of its tests", str(error)) from None
+    if found.shown is not None and not fits(found.shown, counting, models):
+        raise unusable(client, "report of its tests", f"it does not fit {models} models")
+    if found.shown is None and found.masked is None:
+        raise unusable(client, "report of its tests", "it is empty")
     return found
 
 
@@ -56,11 +58,14 @@ def checked_tally(
     step: int,
     results: int,
     digests: tuple[str, ...],
-    counts: tuple[Count, ...],
+    body: bytes,
+    *,
+    last: bool,
 ) -> SignedTally:
     """Return a silo's account of what it measured, for the chain of custody."""
     found = custody.parse_measured(line)
-    said = Tally(agreed.run, agreed.digest, client, step, results, digests, counts, found.tally.data)
+    about = (results, digests, last, custody.text_of(body), found.tally.data)
+    said = Tally(agreed.run, agreed.digest, client, step, *about)
     if found.tally.text() != said.text() or not found.signed_by(agreed.silos[client]):
         raise UserError(f"silo {client} gives no account of what it measured that its key signed: refused")
     return found
@@ -242,10 +247,13 @@ class Remote(Transport):
     def close(self) -> None:
         """Release nothing: silos keep what a resumed run would ask for."""
 
-    def evaluate(self, clients: Sequence[str], models: Sequence[Weights], results: int) -> list[list[Count]]:
-        """Return what each silo counts for each model on its own test samples. The ledger does not include this.
+    def evaluate(
+        self, clients: Sequence[str], models: Sequence[Weights], results: int, counting: Counting, *, last: bool
+    ) -> tuple[SiloReport | None, dict[str, SiloReport]]:
+        """Return what silos report about models on their test samples: the sum, and what some show of themselves.
 
-        A silo that may be skipped and does not answer counts nothing.
+        The ledger does not include this. Silos that may be skipped and do not answer are left out. If one drops out
+        after the others gave their parts under masks, there is no sum: nothing can be opened.
         """
         readers: dict[str, Reader] = {}
         for client in clients:
@@ -254,30 +262,43 @@ class Remote(Transport):
             except ClientMissing:
                 if not self._agreed.skips:
                     raise
+        members = tuple(replace(reader, step=0) for reader in readers.values()) if self._agreed.sealed else ()
         data, locks = self._sealer.seal(Encoded.of(wire.encode(list(models))), "models", tuple(readers.values()))
         messages: dict[str, Message] = {}
         for i, client in enumerate(readers):
             changes = {"step": self._step, "lock": locks[i] if locks else None, "records": self._vouched()}
-            ask = self._ask("evaluate", client, results=results, clients=len(clients), **changes)
-            messages[client] = self._courier.send(client, ask, (data,))
+            about = {"results": results, "clients": len(clients), "members": members, "last": last}
+            messages[client] = self._courier.send(client, self._ask("evaluate", client, **about, **changes), (data,))
         digests = tuple(custody.digest(wire.chunks(model)) for model in models) if self._agreed.keys else ()
-        return [self._counts(messages.get(client), len(models), results, digests) for client in clients]
+        found = {}
+        for client, message in messages.items():
+            reported = self._reported(message, len(models), results, digests, counting, last=last)
+            if reported is not None:
+                found[client] = reported
+        shown = {client: one.shown for client, one in found.items() if one.shown is not None}
+        return total_of(found, len(members)), shown
 
-    def _counts(self, message: Message | None, models: int, results: int, digests: tuple[str, ...]) -> list[Count]:
-        answer, body = Answer(""), memoryview(b"")
+    def _reported(
+        self,
+        message: Message,
+        models: int,
+        results: int,
+        digests: tuple[str, ...],
+        counting: Counting,
+        *,
+        last: bool,
+    ) -> Reported | None:
         try:
-            if message is not None:
-                answer, body = self._courier.wait(message)
+            answer, body = self._courier.wait(message)
         except ClientMissing:
             if not self._agreed.skips:
                 raise
-        if message is None or not body:
-            return [Count(0, 0.0, 0)] * models
+            return None
         client = message.client
-        found = counts_in(body, client, models)
+        found = report_in(body, client, models, counting)
         if self._agreed.keys:
-            tally = checked_tally(self._agreed, client, answer.record, self._step, results, digests, tuple(found))
-            self._note(tally)
+            given = (self._step, results, digests, bytes(body))
+            self._note(checked_tally(self._agreed, client, answer.record, *given, last=last))
         return found
 
     def _ask(self, kind: str, client: str, **changes: Any) -> Ask:
@@ -310,7 +331,7 @@ class Remote(Transport):
     def _vouched(self) -> tuple[str, ...]:
         """Return their owners' signed word that models are the run's result; empty if silos measure others too."""
         plan = self._outline
-        if plan is None or not self._agreed.sealed:
+        if plan is None or not self._agreed.sealed or self._agreed.measures:
             return ()
         return tuple(self._records.get(model, "") if isinstance(model, Ref) else "" for model in plan.models)
 

@@ -7,7 +7,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,6 +17,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.files import read_regular
 from ekiden.base.settings import Hardware
 from ekiden.data.tasks import LanguageModelling, Segmentation
+from ekiden.data.tasks.counting import Counting, OfClasses
 from ekiden.engine import wire
 from ekiden.engine.drive import Outline, outline
 from ekiden.engine.evaluation import Built, consensus
@@ -30,12 +31,14 @@ from ekiden.engine.wire import EVERYONE, Ref
 from ekiden.engine.worker import Setup
 from ekiden.training.weights import Weights
 from ekiden.transports.flower.coordinator.courier import Absent
+from ekiden.transports.flower.coordinator.evaluating import EVALUATIONS
 from ekiden.transports.flower.coordinator.measuring import row_of
 from ekiden.transports.flower.trust import agreement as agreements
 from ekiden.transports.flower.trust import custody, keys
 from ekiden.transports.flower.trust.agreement import AGREEMENT, Agreement, no_samples
 from ekiden.transports.flower.trust.custody import Hop, Record, SignedTally, Tally
-from ekiden.transports.flower.trust.parcel import Count
+from ekiden.transports.flower.trust.report import Reported, SiloReport, fits, total_of
+from ekiden.transports.flower.trust.report import counting as counting_of_models
 
 _EXACT = 1e-9
 """largest relative difference at which sums of the same numbers on two machines count as equal"""
@@ -133,13 +136,37 @@ def check_samples(signed: Signed) -> Iterator[str]:
     for hop in signed.hops:
         if held.setdefault(hop.client, hop.held) != hop.held:
             yield f"{hop.client} signed {_short(hop.held)} samples in step {hop.step + 1}, {held[hop.client]} before"
-    several = isinstance(signed.terms.labels, Segmentation | LanguageModelling)  # samples without labels do not count
     for tally in signed.tallies:
-        number = held.get(tally.client, (0, 0, tally.counts[0].samples if tally.counts else 0))[2]
-        for count in tally.counts:
-            whole = count.samples in (0, number) or (several and 0 < count.samples < number)
-            if not (whole and 0 <= count.right <= count.samples):
-                yield f"{tally.client} signed {count.right} right of {count.samples} test samples, it has {number}"
+        found, counting = _report(tally), _counting(tally, signed.terms)
+        if found is None or (found.shown is not None and not fits(found.shown, counting, len(tally.models))):
+            yield f"what {tally.client} signed of its tests after step {tally.step} cannot be read"
+        elif found.shown is not None and tally.client in held:
+            yield from _shown(found.shown, counting, tally, held[tally.client][2])
+
+
+def _shown(found: SiloReport, counting: Counting, tally: Tally, number: int) -> Iterator[str]:
+    """Yield where a silo's own counts cannot be, from the number of its test samples."""
+    several = isinstance(counting.task, Segmentation | LanguageModelling)  # samples without labels do not count
+    for numbers in found.counts:
+        split = counting.split(numbers)
+        samples = int(split["samples"])
+        right = int(split["right"]) if isinstance(counting, OfClasses) else 0
+        whole = samples in (0, number) or (several and 0 < samples < number)
+        if not (whole and 0 <= right <= samples):
+            yield f"{tally.client} signed {right} right of {samples} test samples, it has {number}"
+
+
+def _report(tally: Tally) -> Reported | None:
+    """Return what a silo reported; None if it cannot be read."""
+    try:
+        found: Reported = wire.decode(custody.bytes_of(tally.report), Reported)
+    except (UserError, wire.WireError):
+        return None
+    return found
+
+
+def _counting(tally: Tally, terms: Agreement) -> Counting:
+    return counting_of_models(terms.labels, terms.outputs, len(tally.models), last=tally.last)
 
 
 def transfers_in(folder: Path) -> list[Transfer]:
@@ -222,7 +249,11 @@ def check_metrics(
         for name, least in sums.items():
             free = not compute and type(row.get(name)) is int and row[name] >= least
             expected[name] = row[name] if free else least
-        expected |= _measured(tallies, signed.terms.clients, row, last, signed.terms)
+        found = _measured(tallies, row, last, signed.terms)
+        if isinstance(found, str):
+            yield f"metrics.jsonl, step {step}: {found}"
+            continue
+        expected |= found
         for name in sorted(row.keys() | expected.keys()):
             near = 1e-4 if name == "consensus" else _EXACT  # a sum of many squares, taken in another order elsewhere
             if name not in row or name not in expected or not same(row[name], expected[name], near):
@@ -237,6 +268,21 @@ def check_metrics(
                 yield f"state.safetensors says {name} {mark}, metrics.jsonl {_short(rows[-1].get(name))}"
 
 
+def evaluated(rows: Sequence[Mapping[str, Any]], signed: Signed) -> Iterator[str]:
+    """Yield where the row of a later measurement differs from what follows from the signed reports."""
+    tallies = {tally.client: tally for tally in signed.tallies}
+    if missing := [client for client in signed.terms.clients if client not in tallies]:
+        yield f"nobody signed what {', '.join(missing)} measured"
+    elif len(rows) != 1 or any(tally.models != (signed.terms.measures,) for tally in signed.tallies):
+        yield "it is not one measurement of the model that the terms name"
+    else:
+        found = _measured(tallies, rows[0], None, signed.terms)
+        if isinstance(found, str):
+            yield found
+        elif not same(dict(rows[0]), json.loads(json.dumps(found)), _EXACT):
+            yield "metrics.jsonl does not follow from what silos signed"
+
+
 def _incomplete(
     tallies: Mapping[str, Tally], terms: Agreement, step: int, result: ReportedModels | None
 ) -> Iterator[str]:
@@ -248,7 +294,7 @@ def _incomplete(
                 yield f"nobody signed what {client} measured after step {step}"
     for tally in tallies.values():
         first = next(iter(tallies.values()))
-        if (tally.models, tally.results) != (first.models, first.results) or len(tally.counts) != len(tally.models):
+        if (tally.models, tally.results, tally.last) != (first.models, first.results, first.last):
             yield f"{tally.client} did not measure the models that {first.client} measured after step {step}"
         elif result is not None and (tally.models, tally.results) != (result.digests, result.results):
             yield f"the models in the folder are not those that {tally.client} measured after step {step}"
@@ -259,25 +305,30 @@ def _incomplete(
 def _fits(tally: Tally, clients: int) -> bool:
     """Return whether a tally can be from a run over this number of clients."""
     personal = len(tally.models) - tally.results
-    one_set = len({count.samples for count in tally.counts}) == 1
-    return tally.results in (0, 1) and personal in (0, clients) and bool(tally.models) and one_set
+    return tally.results in (0, 1) and personal in (0, clients) and bool(tally.models)
 
 
 def _measured(
-    tallies: Mapping[str, Tally],
-    clients: Sequence[str],
-    row: Mapping[str, Any],
-    result: ReportedModels | None,
-    terms: Agreement,
-) -> dict[str, Any]:
-    """Return what a step's row must say about its models; if they are gone, what only they tell comes from the row."""
+    tallies: Mapping[str, Tally], row: Mapping[str, Any], result: ReportedModels | None, terms: Agreement
+) -> dict[str, Any] | str:
+    """Return what a step's row must say about its models, or why that is not known.
+
+    If the models are gone, what only they show comes from the row.
+    """
     if not tallies:
         return {}
-    first = next(iter(tallies.values()))
-    nothing = (Count(0, 0.0, 0),) * len(first.models)
-    found = row_of(
-        [tallies[c].counts if c in tallies else nothing for c in clients], first.results, terms.labels, terms.outputs
-    )
+    first, reports = next(iter(tallies.values())), {name: _report(t) for name, t in tallies.items()}
+    readable = {name: one for name, one in reports.items() if one is not None}
+    counting, models = _counting(first, terms), len(first.models)
+    members = max((len(tallies) if one.masked else 0) for one in readable.values()) if readable else 0
+    try:
+        total = total_of({name: readable[name] for name in terms.clients if name in readable}, members)
+    except (UserError, wire.WireError) as error:
+        return str(error)
+    if total is None or not fits(total, counting, models):
+        return "the reports of the silos give no sum"
+    shown = {name: one.shown for name, one in readable.items() if one.shown is not None}
+    found = row_of(total, shown, terms, first.results, counting, last=first.last)
     if not found:
         return {}
     if result is None:
@@ -444,8 +495,26 @@ def verify(folder: Path, trusted: Mapping[str, str] | None = None) -> Verdict:
         wrong += problems
         result = _result(found, setup) if not problems else None
     wrong += check_metrics(rows, signed, ledger, marks, state.step, result, compute=plan is not None)
+    wrong += _evaluations(folder, agreed, trusted)
     unproven = [*_unended(state, ended=ended), *not_proven(rows, signed, ledger, result, known=plan is not None)]
     return Verdict(signed.hops, tuple(wrong), tuple(unproven), ended and plan is not None)
+
+
+def _evaluations(folder: Path, agreed: Agreement, trusted: Mapping[str, str] | None) -> Iterator[str]:
+    """Yield what is wrong with what silos measured of the run's model after the run."""
+    for file in sorted(folder.glob(f"{EVALUATIONS}/*/{AGREEMENT}")):
+        later = agreements.parse(read_regular(file).decode(errors="replace"))
+        _, measured, wrong = _records(file.parent)
+        known = {name: key for name, key in (trusted or {}).items() if name in later.clients}
+        wrong += _other_keys(replace(later, clients=tuple(known), keys=tuple(later.silos[n] for n in known)), known)
+        wrong += _unsigned([], measured, later)
+        build = Built(agreed.recipe.method, later.builder(), len(agreed.clients))
+        model = custody.digest(wire.chunks(read_model(folder, _MODEL, build)))
+        if later.measures != model:
+            wrong.append("silos measured another model than the one in the folder")
+        signed = Signed(later, (), tuple(m.tally for m in measured))
+        wrong += evaluated(read_lines(file.parent / "metrics.jsonl"), signed)
+        yield from (f"{EVALUATIONS}/{file.parent.name}: {line}" for line in wrong)
 
 
 def _follows(setup: Setup, clients: int) -> dict[str, Any]:

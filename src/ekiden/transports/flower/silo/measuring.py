@@ -1,13 +1,12 @@
 """Measure models on a silo's own test samples: what it reports, and for how many models."""
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ekiden.base.errors import UserError
 from ekiden.base.files import Damaged, marked, verified, write
-from ekiden.data.tasks import Scores
+from ekiden.base.modular import Masked
+from ekiden.data.tasks.counting import Care
 from ekiden.engine import wire
 from ekiden.engine.evaluation import Built
 from ekiden.engine.networks import initial_weights, model_bytes
@@ -18,50 +17,14 @@ from ekiden.training.network import Network
 from ekiden.training.weights import Weights
 from ekiden.transports.flower.silo import policy
 from ekiden.transports.flower.silo.participation import Agreed
-from ekiden.transports.flower.trust import custody
+from ekiden.transports.flower.trust import custody, keys
+from ekiden.transports.flower.trust import report as reports
 from ekiden.transports.flower.trust.contents import check
 from ekiden.transports.flower.trust.custody import Tally
-from ekiden.transports.flower.trust.parcel import Answer, Ask, Count, pack, unpack
-
-MOST = 10.0
-"""largest loss of a sample that counts in the mean"""
-
-
-@dataclass(frozen=True)
-class _Answer:
-    counts: tuple[Count, ...]
-
-
-def coarse(scores: Scores, least: int) -> Count:
-    """Return what is reported about a model: the number of right answers, and a coarse mean loss.
-
-    One sample moves this mean loss by one step at most. A sample with several labels (labels, pixels, tokens) counts
-    with the share of its right answers; the sum is rounded to whole samples. Samples without labels that count are left
-    out. No sample counts for more than 10 in the mean loss.
-
-    Args:
-        scores: scores of the test samples.
-        least: smallest number of samples about which anything is reported.
-    """
-    task = scores.task
-    units = task.units(scores.y) if len(scores) else None
-    if units is not None:
-        scores = scores.at((units > 0).nonzero().flatten())
-    samples = len(scores)
-    if samples < max(least, 1):
-        return Count(0, 0.0, 0)
-    mean = float(scores.loss.double().clamp(max=MOST).mean())
-    found = task.right(scores.answers, scores.y)
-    right = 0 if found is None else round(float(found.double().sum()))
-    return Count(right, mean if math.isnan(mean) else _rounded(mean, samples) * samples, samples)
-
-
-def _rounded(mean: float, samples: int) -> float:
-    """Round to two significant digits, or to steps of 10/n, rounded up to one digit, if these are larger."""
-    share = MOST / samples
-    digit = 10.0 ** math.floor(math.log10(share))
-    step = max(math.ceil(share / digit) * digit, 10.0 ** (math.floor(math.log10(mean)) - 1) if mean > 0 else 0.0)
-    return round(round(mean / step) * step, 6)
+from ekiden.transports.flower.trust.masking import PartMasks, released
+from ekiden.transports.flower.trust.parcel import Answer, Ask, pack, unpack
+from ekiden.transports.flower.trust.report import Reported, SiloReport
+from ekiden.transports.flower.trust.sealing import Party
 
 
 class Measured:
@@ -73,24 +36,24 @@ class Measured:
     @property
     def models(self) -> int:
         """Number of models measured so far."""
-        return sum(len(_read(path)) for path in self._folder.glob("measured-*.parcel"))
+        return sum(len(_read(path).counts) for path in self._folder.glob("measured-*.parcel"))
 
-    def find(self, digest: str) -> tuple[Count, ...] | None:
+    def find(self, digest: str) -> SiloReport | None:
         """Return what was reported about exactly these models before."""
         path = self._file(digest)
         return _read(path) if path.exists() else None
 
-    def put(self, digest: str, counts: Sequence[Count]) -> None:
+    def put(self, digest: str, found: SiloReport) -> None:
         """Store an answer before it is sent."""
-        write(self._file(digest), marked([pack(_Answer(tuple(counts)))]))
+        write(self._file(digest), marked([pack(found)]))
 
     def _file(self, digest: str) -> Path:
         return self._folder / f"measured-{digest[:32]}.parcel"
 
 
-def _read(path: Path) -> tuple[Count, ...]:
+def _read(path: Path) -> SiloReport:
     try:
-        return unpack(verified(path.read_bytes()), _Answer)[0].counts
+        return unpack(verified(path.read_bytes()), SiloReport)[0]
     except (OSError, Damaged, wire.WireError) as error:
         raise UserError(f"{path} is damaged ({error}): the run cannot measure more models here") from None
 
@@ -103,41 +66,68 @@ def evaluate(run: Agreed, ask: Ask, body: memoryview) -> bytes:
     changed, clients = setup.method.changes_network, len(run.terms.clients)
     if ask.clients != clients:
         raise UserError(f"a result of {ask.clients} clients in a run of {clients}: refused")
+    if ask.results not in (0, 1) or len(models) - ask.results not in (0, clients) or not models:
+        raise UserError(f"{len(models)} models to measure in a run of {clients} silos: refused")
     if changed and clients * model_bytes(setup) > run.most_bytes:  # before it is built: it has a network per client
         raise UserError(f"a result of {clients} clients may be larger than {run.file.name} takes: refused")
     plan = run.plan_without(ask.absent)
-    once = run.terms.sealed and plan is not None
+    once = run.terms.sealed and plan is not None and not run.terms.measures
     digests = [custody.digest(wire.chunks(model)) for model in models]
+    if run.terms.measures and (digests != [run.terms.measures] or ask.results != 1):
+        raise UserError("silos measure only the model that the terms name: refused")
     if once and plan is not None:
         initial = custody.digest(wire.chunks(initial_weights(setup)))
         policy.check_result(run.terms, plan, initial, digests, ask.records)
-    found, digest = Measured(run.admission.folder), custody.digest([repr((ask.results, digests)).encode()])
-    counts = found.find(digest)
-    if counts is None:
-        policy.check_measured(run.file, found.models, len(models), once=once)
-        counts = _measure(run, models, ask.results)
-        found.put(digest, counts)
-    said = f"models measured: {len(models)}, {found.models} of this run so far"
+    kept = Measured(run.admission.folder)
+    digest = custody.digest([repr((ask.results, digests, ask.last)).encode()])
+    found = kept.find(digest)
+    if found is None:
+        policy.check_measured(run.file, kept.models, len(models), once=once)
+        found = _measure(run, models, ask, once=once)
+        kept.put(digest, found)
+    said = f"models measured: {len(models)}, {kept.models} of this run so far"
     run.note(f", after step {ask.step}: {said}")
+    given = wire.encode(_given(run, ask, found, digest))
     record = ""
     if run.terms.keys:
-        place, result = (run.file.name, ask.step, ask.results), (tuple(digests), tuple(counts))
+        place, result = (run.file.name, ask.step, ask.results), (tuple(digests), ask.last, custody.text_of(given))
         tally = Tally(run.terms.run, run.terms.digest, *place, *result, run.data)
         record = custody.measured(tally, run.sign).line()
-    return pack(Answer(run.file.name, record=record), wire.chunks(list(counts)))
+    return pack(Answer(run.file.name, record=record), (given,))
 
 
-def _measure(run: Agreed, models: list[Weights], results: int) -> tuple[Count, ...]:
-    """Measure models, of which the first `results` are the run's and not a client's own."""
-    worker, setup = run.worker, run.worker.setup
-    build = Built(setup.method, setup.build, len(run.terms.clients))
-    counts = []
+def _given(run: Agreed, ask: Ask, found: SiloReport, digest: str) -> Reported:
+    """Return a report as it leaves the silo: under masks in a sealed run."""
+    party, file = run.sealer, run.file
+    if not isinstance(party, Party):
+        return Reported(shown=found)
+
+    def public(name: str) -> str:
+        return keys.read_public(file.beside(file.link.peers) / f"{name}.pub")
+
+    agree = partial(released, run.terms, public)
+    about = (f"measured-{digest[:32]}", run.admission.folder, agree, f"tested-{digest[:16]}-")
+    masked = PartMasks(party, ask.members, file.limits.min_clients, *about).added(None, found)
+    if not isinstance(masked, Masked):  # of a run of this silo alone
+        return Reported(shown=found)
+    return Reported(masked, found if file.limits.own_figures else None)
+
+
+def _measure(run: Agreed, models: list[Weights], ask: Ask, *, once: bool) -> SiloReport:
+    """Measure models, of which the first `ask.results` are the run's and not a client's own."""
+    worker, setup, clients = run.worker, run.worker.setup, run.terms.clients
+    build = Built(setup.method, setup.build, len(clients))
+    counting = reports.counting(run.terms.labels, run.terms.outputs, len(models), last=ask.last)
+    answers = []
     for i, model in enumerate(models):
         bench = worker.bench("evaluation")
-        if setup.method.changes_network and i < results:
+        if setup.method.changes_network and i < ask.results:
             bench.network = Network(adapted(build(), model), setup.hardware.device)
         check(model, bench.network, whole=True)
         bench.network.load(model)
-        scores = fitting.evaluate(bench, run.client.test)
-        counts.append(coarse(scores, run.file.limits.min_samples))
-    return tuple(counts)
+        answers.append(fitting.evaluate(bench, run.client.test, full=counting.full))
+    limits = run.file.limits
+    care = Care(limits.min_samples, limits.min_positives, coarse=not once)
+    personal = len(models) > ask.results
+    mine = ask.results + clients.index(run.file.name) if personal and run.file.name in clients else 0
+    return reports.report(counting, answers, mine, care, run.client.train.y)

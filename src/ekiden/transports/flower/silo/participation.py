@@ -265,7 +265,8 @@ def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
     dataset, client = held
     admission = Admission(file, terms)
     policy.check_data(file, terms, held)
-    dataset = replace(dataset, mean=terms.mean, std=terms.std, augment=terms.augment)
+    task = replace(dataset.task, metric=terms.labels.metric)  # the run's metric chooses epochs
+    dataset = replace(dataset, mean=terms.mean, std=terms.std, augment=terms.augment, task=task)
     setup = terms.setup(dataset, file.hardware, file.pretrained_folder)
     empty = policy.check_size(file, setup)
     first = not admission.folder.exists()

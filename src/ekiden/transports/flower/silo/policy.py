@@ -1,6 +1,7 @@
 """What a silo agrees to. Its own file and the method installed here decide."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -19,7 +20,7 @@ from ekiden.methods import LAP, DeepAFL
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures
 from ekiden.training import frozen
 from ekiden.training.network import on_meta
-from ekiden.transports.flower.silo.silo_file import Held, SiloFile
+from ekiden.transports.flower.silo.silo_file import EVALUATE, Held, SiloFile
 from ekiden.transports.flower.trust import custody, keys
 from ekiden.transports.flower.trust.agreement import Agreement
 from ekiden.transports.flower.trust.contents import Absence
@@ -30,9 +31,10 @@ from ekiden.transports.flower.trust.sealing import Reader
 def check_terms(file: SiloFile, agreed: Agreement) -> None:
     """Refuse a run that the silo's file does not allow."""
     name = file.name
-    if agreed.method not in file.limits.methods:
+    wanted = EVALUATE if agreed.measures else agreed.method
+    if wanted not in file.limits.methods:
         raise UserError(
-            f"{name} does not allow {agreed.method[:40]!r}, only {', '.join(file.limits.methods)} "
+            f"{name} does not allow {wanted[:40]!r}, only {', '.join(file.limits.methods)} "
             "(limits.methods in its silo.toml)"
         )
     if file.link.key and not agreed.sealed and not file.limits.unsealed:
@@ -55,7 +57,8 @@ def check_terms(file: SiloFile, agreed: Agreement) -> None:
     steps = method.steps(number)
     if steps > limits.steps:
         raise UserError(f"the run has {steps} steps, {name} allows {limits.steps} (limits.steps in its silo.toml)")
-    _check_method(file, method)
+    if not agreed.measures:
+        _check_method(file, method)
     if agreed.keys:
         _check_keys(file, agreed)
 
@@ -149,10 +152,10 @@ def check_data(file: SiloFile, agreed: Agreement, held: Held) -> None:
             raise UserError(f"{file.name} holds {what} {here}, the run is for {there}")
     if file.schema != agreed.schema:
         raise UserError(f"{file.name} has another study schema than the run: use the same in [data] of all silos")
-    if task_terms(dataset.task) != agreed.task:
+    if task_terms(replace(dataset.task, metric=agreed.labels.metric)) != agreed.task:
         raise UserError(
             f"{file.name} holds labels of {dataset.task.kind}, the run is for {agreed.labels.kind}, or has another "
-            "scale of the targets or another metric: use the same [data] of all silos, and the same data.agreed"
+            "scale of the targets: use the same [data] of all silos, and the same data.agreed"
         )
     if terms(dataset.inputs) != agreed.inputs:
         raise UserError(

@@ -50,6 +50,8 @@ class Silo:
             shelf = Shelf(self._runs / run.terms.run, run.worker.setup.method.traits.private)
             with shelf.held():
                 run.admission.count()
+                if ask.kind in ("task", "value") and terms.measures:
+                    raise UserError("the run only measures a model: refused")
                 if ask.kind == "task":
                     return SiloTasks(run, shelf).do(ask, body, data)
                 if ask.kind == "value":

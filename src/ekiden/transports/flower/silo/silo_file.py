@@ -33,6 +33,7 @@ Held = tuple[Dataset, ClientData]
 TaskKind = Literal["", "classification", "multi-label", "regression", "segmentation", "language-modelling"]
 Allow = Mapping[str, Mapping[str, tuple[Any, ...]]]
 _TITLES = tuple(kind.title() for kind in METHODS if not kind.traits.pools_data)
+EVALUATE = "evaluate"
 _LEAST_SALT, _MOST_SALT = 16, 64
 ALLOWED: Allow = {"fedgram": {"topology": ("chain",)}}
 """by default no coordinator adds up: it would read the totals"""
@@ -45,8 +46,9 @@ class Limits(Checked):
 
     model_bytes: Count = 100_000_000
     """largest model, in bytes on the wire"""
-    methods: tuple[str, ...] = (*_TITLES, *(title + LAP for title in _TITLES))
-    """names of the methods that may run here; with a closing lap (fedavg+lap), sums leave the silo"""
+    methods: tuple[str, ...] = (*_TITLES, *(title + LAP for title in _TITLES), EVALUATE)
+    """names of the methods that may run here; with a closing lap (fedavg+lap), sums leave the silo; `evaluate` lets the
+    models of other runs be measured"""
     epochs: Count = 1000
     """largest number of training epochs in one task"""
     unsealed: bool = False
@@ -72,7 +74,12 @@ class Limits(Checked):
     """smallest k of a run (its `min_active`): sums leave out features that vary in fewer than k samples here, and
     samples of classes with fewer than k samples"""
     min_samples: Count = 10
-    """nothing is told about fewer test samples than this"""
+    """nothing is told about fewer test samples than this. If the coordinator could have made a model, bins of its
+    scores with fewer samples are joined"""
+    min_positives: Count = 5
+    """samples of classes, and labels, with fewer test samples than this are left out of what is told by class"""
+    own_figures: bool = False
+    """in sealed runs: also tell the coordinator how models do on this silo's test samples alone"""
     runs: Count = 100
     """largest number of runs kept; a run is deleted when nobody asked for it in a month"""
     memory: Count = 16_000_000_000
@@ -328,8 +335,8 @@ def read(path: Path) -> SiloFile:
         raise UserError(f"{path}: say where the data are, by either path or python in [data]")
     known = [title + lap for title in (m.title() for m in METHODS) for lap in ("", LAP)]
     for method in silo.limits.methods:
-        if method not in known:
-            raise unknown(f"method in {path}", method, known)
+        if method not in (*known, EVALUATE):
+            raise unknown(f"method in {path}", method, (*known, EVALUATE))
     return silo
 
 

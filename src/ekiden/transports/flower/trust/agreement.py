@@ -110,6 +110,8 @@ class Agreement:
         spelling: whether names of classes that differ in case or blanks only are one class (merge) or several (keep).
         schema: the study's schema, which the data of all silos meet; empty if there is none.
         revises: the run that this one replaces, as `Revision.text` gives it; empty if there is none.
+        measures: digest of the model that silos measure and do nothing else, under the terms of the run that made it;
+            empty in all other runs.
     """
 
     run: str
@@ -131,6 +133,7 @@ class Agreement:
     spelling: Spelling = ""
     schema: str = ""
     revises: str = ""
+    measures: str = ""
 
     @property
     def method(self) -> str:

@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import json
 import secrets
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -22,13 +23,12 @@ from ekiden.engine import wire
 from ekiden.engine.wire import Ref
 from ekiden.training.weights import Weights
 from ekiden.transports.flower.trust import keys
-from ekiden.transports.flower.trust.parcel import Count
 from ekiden.transports.flower.trust.sealing import Sign
 
 T = TypeVar("T")
 FILE = "custody.jsonl"
-FORMAT = 2
-"""format of the records; format 1 had no sizes, compute, fingerprints of data, or measurements"""
+FORMAT = 3
+"""format of the records; format 2 had counts of right answers in place of reports"""
 SALT = "custody.salt"
 """file in a run's folder at a silo"""
 _SALT_BYTES = 32
@@ -130,7 +130,8 @@ class Tally:
         step: number of steps done before the measurement.
         results: number of models that are the run's, not a client's own; they come first.
         models: digest of each model.
-        counts: what the silo reported about each model, as coarse as it left the silo.
+        last: whether the run ends with these models.
+        report: what the silo reported, as it left the silo, in base64; see `measured.Reported`.
         data: fingerprint of the silo's samples.
         format: format of the record.
     """
@@ -141,7 +142,8 @@ class Tally:
     step: int
     results: int
     models: tuple[str, ...]
-    counts: tuple[Count, ...]
+    last: bool
+    report: str
     data: str
     format: int = FORMAT
 
@@ -206,11 +208,10 @@ def parse_measured(line: str) -> SignedTally:
     """Return the record of a measurement in a line."""
     try:
         tally, signature = _parts(line, "tally")
-        counts = tuple(_checked(Count(**c)) for c in tally["counts"])
         models = tuple(tally["models"])
         if any(type(m) is not str for m in models):
             raise TypeError
-        return SignedTally(_checked(Tally(**{**tally, "models": models, "counts": counts})), signature)
+        return SignedTally(_checked(Tally(**{**tally, "models": models})), signature)
     except _UNREADABLE as error:
         raise _unreadable(error) from None
 
@@ -269,6 +270,19 @@ def digest(chunks: Iterable[bytes | memoryview]) -> str:
     return found.hexdigest()
 
 
+def text_of(report: bytes) -> str:
+    """Return a report as text."""
+    return b64encode(report).decode()
+
+
+def bytes_of(text: str) -> bytes:
+    """Return a report that `text_of` wrote."""
+    try:
+        return b64decode(text, validate=True)
+    except ValueError as error:
+        raise _unreadable(error) from None
+
+
 def model_digest(value: Any, given: str) -> str:
     """Return the digest of the model in `value`, or `given` if `value` is the model; empty if there is none."""
     if isinstance(value, Weights):
@@ -278,7 +292,7 @@ def model_digest(value: Any, given: str) -> str:
 
 
 _UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
-_KINDS: dict[Any, tuple[type, ...]] = {str: (str,), int: (int,), float: (float, int)}
+_KINDS: dict[Any, tuple[type, ...]] = {str: (str,), int: (int,), float: (float, int), bool: (bool,)}
 
 
 def _parts(line: str, name: str) -> tuple[dict[str, Any], str]:

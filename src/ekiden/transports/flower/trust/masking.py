@@ -48,6 +48,7 @@ class PartMasks:
         name: name of a sum that begins with this task.
         folder: the run's folder at the silo, where it keeps which masks it has used, and for which members.
         released: whether a silo agrees that sums of some silos are opened with it and without it.
+        lists: beginning of the names of files with lists of members that must differ by `fewest` silos.
     """
 
     party: Party
@@ -56,6 +57,7 @@ class PartMasks:
     name: str
     folder: Path
     released: Callable[[str, Sequence[str]], bool] = lambda name, silos: False
+    lists: str = _LIST
 
     @cached_property
     def digest(self) -> str:
@@ -122,7 +124,7 @@ class PartMasks:
         The difference of the two totals would be the part of these silos, unless they agree to that.
         """
         names = [m.name for m in self.members]
-        for file in sorted(self.folder.parent.glob(f"*/{_LIST}*")):
+        for file in sorted(self.folder.parent.glob(f"*/{self.lists}*")):
             before = set(file.read_text(encoding="utf-8").split(","))
             apart = sorted(before.symmetric_difference(names))
             if 0 < len(apart) < self.fewest and not all(self.released(name, names) for name in apart):
@@ -131,7 +133,7 @@ class PartMasks:
                     f"{','.join(sorted(names))}, the difference would be the part of {','.join(apart)}, who did not "
                     f"agree to that (`ekiden silo release`); see limits.min_clients, or {file.parent}"
                 )
-        write_once(self.folder / f"{_LIST}{self.digest[:32]}", ",".join(names).encode())
+        write_once(self.folder / f"{self.lists}{self.digest[:32]}", ",".join(names).encode())
 
     def _use(self, name: str, part: str) -> None:
         """Note that the masks of a sum are used for a part with this digest."""

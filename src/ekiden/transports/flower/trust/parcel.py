@@ -50,6 +50,7 @@ class Ask:
         clients: number of clients of the run, on which the network of a result may depend.
         records: records of the chain of custody, one for each model to measure: its owner signs that it is the run's
             result.
+        last: whether the models to measure are those with which the run ends.
     """
 
     kind: str
@@ -72,6 +73,7 @@ class Ask:
     results: int = 0
     clients: int = 0
     records: tuple[str, ...] = ()
+    last: bool = False
 
 
 @dataclass(frozen=True)
@@ -140,22 +142,6 @@ class Hello:
     proof: str = ""
     task: str = ""
     schema: str = ""
-
-
-@dataclass(frozen=True)
-class Count:
-    """How well a model does on a silo's test samples; all 0 if they are too few for the silo to report anything.
-
-    Attributes:
-        right: number of right answers; if a sample has several labels, the sum of the shares of right ones, as a
-            whole number; 0 if answers are not right or wrong.
-        loss: the mean loss, coarse (see `measured.coarse`), times the number of samples.
-        samples: number of test samples.
-    """
-
-    right: int
-    loss: float
-    samples: int
 
 
 def pack(header: Any, body: Iterable[bytes | memoryview] = ()) -> bytes:

@@ -1,0 +1,109 @@
+"""Measure a finished run's model at silos, also at others than those that trained it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ekiden.base.errors import UserError
+from ekiden.engine.method import Method
+from ekiden.methods import FedAvg, FedSeq
+from ekiden.transports.flower.coordinator.evaluating import EVALUATIONS, evaluate
+from ekiden.transports.flower.coordinator.verify import verify
+from ekiden.transports.flower.silo.silo import Silo
+from ekiden.transports.flower.trust import agreement as agreements
+from ekiden.transports.flower.trust.parcel import Ask, unpack
+from tests.transports.fakes import NAMES, FakeNodes, mine, with_keys
+from tests.transports.test_attacks import Attacker, layers
+from tests.transports.test_remote import far
+
+pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
+
+SILENT: dict[str, float] = {"seconds": 1.0, "poll": 0.0}
+
+
+FOUR = (*NAMES, "client-3")
+
+
+class Nodes(FakeNodes):
+    """The fourth silo holds the same data as the first one."""
+
+    def silo(self, node: int) -> Silo:
+        file = self.files[node]
+        dataset, client = mine(file.name if file.name in NAMES else NAMES[0])
+        return Silo(file, (dataset, replace(client, name=file.name)))
+
+
+def trained(folder: Path, method: Method, more: str = "") -> tuple[FakeNodes, dict[str, str]]:
+    """A run of the first two silos; the others did not train."""
+    files, public = with_keys(folder, FOUR, more)
+    known = {name: public[name] for name in FOUR[:2]}
+    far(method, Nodes(files[:2]), folder / "run", known, clients=",".join(FOUR[:2]))
+    return Nodes(files), public
+
+
+def again(nodes: FakeNodes, public: dict[str, str], run: Path, names: tuple[str, ...], to: str) -> dict[str, object]:
+    out = run / EVALUATIONS / to
+    keys = {name: public[name] for name in names}
+    return evaluate(run, names, nodes, out, keys, lambda line: None, **SILENT)
+
+
+@pytest.mark.parametrize("method", [FedSeq(epochs=1), FedAvg(rounds=1, epochs=1)], ids=lambda m: m.title())
+def test_a_model_is_measured_at_silos_that_did_not_train_it(method: Method, tmp_path: Path) -> None:
+    nodes, public = trained(tmp_path, method)
+    run = tmp_path / "run"
+    row = again(nodes, public, run, FOUR, "all")
+    assert {"accuracy", "metrics", "figures", "silo_means", "majority", "confusion"} <= row.keys()
+    assert row["figures"]["silos"] == 4  # type: ignore[index]
+    assert "clients" not in row
+    assert verify(run, {name: public[name] for name in FOUR[:2]}).wrong == ()
+    kinds = {unpack(data, Ask)[0].kind for _, data in nodes.log}
+    assert kinds == {"hello", "evaluate"}
+    # What the folder says must follow from what the silos signed.
+    file = run / EVALUATIONS / "all" / "metrics.jsonl"
+    file.write_text(json.dumps(row | {"accuracy": 0.99}) + "\n")
+    assert "evaluations/all: metrics.jsonl does not follow from what silos signed" in verify(run).wrong
+    file.write_text(json.dumps(row) + "\n")
+    custody = file.with_name("custody.jsonl")
+    custody.write_text("".join(custody.read_text().splitlines(keepends=True)[:3]))
+    assert "evaluations/all: nobody signed what client-3 measured" in verify(run).wrong
+
+
+def test_with_and_without_one_silo_is_refused(tmp_path: Path) -> None:
+    """The difference of both would be the counts of that silo."""
+    nodes, public = trained(tmp_path, FedAvg(rounds=1, epochs=1))
+    again(nodes, public, tmp_path / "run", FOUR, "all")
+    with pytest.raises(UserError, match="the difference would be the part of client-3, who did not agree to that"):
+        again(nodes, public, tmp_path / "run", FOUR[:3], "three")
+    assert not (tmp_path / "run" / EVALUATIONS / "three").exists()
+    assert again(nodes, public, tmp_path / "run", FOUR[2:], "others")["accuracy"]
+
+
+def test_a_silo_may_forbid_it(tmp_path: Path) -> None:
+    nodes, public = trained(tmp_path, FedSeq(epochs=1), '[limits]\nmethods = ["fedseq"]\n')
+    with pytest.raises(UserError, match=r"does not allow 'evaluate', only fedseq \(limits.methods in its silo.toml\)"):
+        again(nodes, public, tmp_path / "run", FOUR, "all")
+
+
+def test_silos_measure_only_the_model_that_the_terms_name_and_train_nothing(tmp_path: Path) -> None:
+    nodes, public = trained(tmp_path, FedSeq(epochs=1))
+    again(nodes, public, tmp_path / "run", FOUR, "all")
+    ask = next(a for _, d in nodes.log if (a := unpack(d, Ask)[0]).kind == "evaluate")
+    attacker = Attacker(nodes, agreements.parse(ask.agreement))
+    with pytest.raises(UserError, match="silos measure only the model that the terms name"):
+        attacker.measure(100, [layers({})])
+    for kind in ("task", "value"):
+        assert "the run only measures a model" in attacker.ask(100, kind, task="train", key="0-0-train")[0].error
+
+
+def test_what_cannot_be_measured_is_one_line(tmp_path: Path) -> None:
+    files, public = with_keys(tmp_path, FOUR)
+    (tmp_path / "here").mkdir()
+    with pytest.raises(UserError, match="is not of a run over silos: measure it here"):
+        again(Nodes(files), public, tmp_path / "here", FOUR, "all")
+    nodes, public = trained(tmp_path / "two", FedSeq(epochs=1))
+    for node, file in nodes.files.items():
+        nodes.files[node] = replace(file, limits=replace(file.limits, min_samples=10_000))
+    with pytest.raises(UserError, match="no silo has enough test samples to report anything"):
+        again(nodes, public, tmp_path / "two" / "run", FOUR, "all")
