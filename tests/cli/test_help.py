@@ -46,7 +46,7 @@ def test_the_help_between_silos_has_each_flag_that_silos_allow(capsys: pytest.Ca
     assert sorted(flags) == sorted(wanted), "each once"
 
 
-@pytest.mark.parametrize("flags", [["--metric", "loss"], ["--evaluate-on", "own"]])
+@pytest.mark.parametrize("flags", [["--evaluate-on", "own"]])
 def test_what_silos_decide_is_no_flag_between_silos(flags: list[str]) -> None:
     with pytest.raises(UserError, match="--evaluate-on is for runs on one machine"):
         silos.run(FedSeq, [*flags, "--clients", "a,b"])
