@@ -267,6 +267,7 @@ def test_codes_with_leading_zeros_stay_apart(tmp_path: Path) -> None:
     assert (data.groups, data.classes) == (("01", "1"), ("07", "7"))
 
 
+@pytest.mark.filterwarnings("ignore:.* the same as the label")
 def test_one_code_is_the_same_stored_as_a_number_a_float_or_text() -> None:
     ways = [[1, 2, 1] * 10, [1.0, 2.0, 1.0] * 10, ["1", "2", "1"] * 10, ["1.0", "2.0", "1.0"] * 10]
     for cells in ways:
@@ -280,6 +281,7 @@ def test_one_code_is_the_same_stored_as_a_number_a_float_or_text() -> None:
     assert table.vocabularies == (("1", "2"),)
 
 
+@pytest.mark.filterwarnings("ignore:.* the same as the label")
 def test_codes_above_2_to_53_keep_their_digits_as_text() -> None:
     codes = [2**53 + 1, 2**53 + 2, 2**53] * 10
     frame = pandas.DataFrame({"v": codes, "g": codes, "w": range(30), "label": codes})

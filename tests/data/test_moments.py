@@ -73,6 +73,7 @@ def test_silos_on_their_own_machines_agree_on_the_same_scale(
     assert abs(rows.mean()) < 0.5
 
 
+@pytest.mark.filterwarnings("ignore:.* the same as the label")
 def test_targets_of_billions_with_a_deviation_of_hundreds_are_learned() -> None:
     rng = np.random.default_rng(0)
     parts = []

@@ -125,11 +125,11 @@ def test_every_source_has_the_same_classes_and_the_same_part_held_out(source: st
     names = silos_of(source, [["cat", "dog"] * 20, ["dog", "eel"] * 20], tmp_path)
     assert names.classes == ("cat", "dog", "eel")
     assert torch.bincount(names.test.y).tolist() == [4, 8, 4]
-    numbers = silos_of(source, [[0, 1] * 20, [1, 2] * 20], tmp_path)
+    numbers = silos_of(source, [[0, 1] * 20, [1, 2] * 20], tmp_path, spelling="keep")
     assert numbers.classes == ("0", "1", "2")
     assert numbers.groups == ("client-0", "client-1") if source not in ("csv", "npz") else len(numbers.groups) == 2
     assert torch.equal(numbers.test.y, names.test.y)
-    reference = silos_of("tensors", [[0, 1] * 20, [1, 2] * 20], tmp_path)
+    reference = silos_of("tensors", [[0, 1] * 20, [1, 2] * 20], tmp_path, spelling="keep")
     for part in ("y", "group"):
         assert torch.equal(getattr(numbers.train, part), getattr(reference.train, part))
         assert torch.equal(getattr(numbers.test, part), getattr(reference.test, part))

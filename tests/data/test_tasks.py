@@ -208,6 +208,7 @@ def test_labels_of_another_task_are_refused(y: Tensor, task: str | None, message
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.filterwarnings("ignore:.* the same as the label")
 def test_silos_agree_on_one_task_and_one_scale() -> None:
     x = torch.randn(40, 3, generator=DRAW)
     y = 5 + 3 * x[:, 0]

@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +156,7 @@ def given_in(nodes: FakeNodes, node: int, key: str) -> bytes:
 
 OTHERS: dict[str, dict[str, Any]] = {
     "skips": {"skips": True},
-    "fedavg": {"method": "fedavg", "hyperparameters": asdict(FedAvg(rounds=9, epochs=1))},
+    "fedavg": {"method": FedAvg(rounds=9, epochs=1)},
     "seed": {"seed": 4},
     "fewer": {"clients": NAMES[:2]},
 }
@@ -295,7 +295,7 @@ def test_nobody_makes_a_silo_forget_a_sealed_run(other: str, tmp_path: Path) -> 
     thief = Attacker(nodes, terms_in(nodes)).under(**OTHERS.get(other, {}))
     for node in nodes.files:
         with contextlib.suppress(wire.WireError):  # no key where the terms are refused
-            thief.task(node, 10**6, TRAIN.get(thief.terms.method), settled=10**6)
+            thief.task(node, 10**6, TRAIN.get(thief.terms.recipe.name), settled=10**6)
     assert_equal(far(FedSeq(epochs=1), nodes, tmp_path / "run", public), here(FedSeq(epochs=1)))
 
 

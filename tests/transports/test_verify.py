@@ -528,6 +528,6 @@ def test_records_of_another_version_are_one_line(relay: Made, tmp_path: Path) ->
         del row["hop"]["format"], row["hop"]["size"]
     (made.run / "custody.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))
     with pytest.raises(
-        UserError, match=r"custody.jsonl has format 1, this version reads 2: use the version of Ekiden that wrote it"
+        UserError, match=r"custody.jsonl has format 1, this version reads 3: use the version of Ekiden that wrote it"
     ):
         verify(made.run)

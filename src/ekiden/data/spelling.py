@@ -161,7 +161,8 @@ def numbered_from_two(held: Mapping[str, set[int]]) -> str:
     zero = [silo for silo, labels in held.items() if 0 in labels]
     one = [silo for silo, labels in held.items() if high in labels]
     shifted = any(held[s] == every - {high} for s in zero) and any(held[s] == every - {0} for s in one)
-    if high < 2 or every != set(range(high + 1)) or set(zero) & set(one) or not shifted:
+    counted = min(every, default=0) == 0 and len(every) == high + 1  # labels may be codes of 16 digits
+    if high < 2 or not counted or set(zero) & set(one) or not shifted:
         return ""
     return f"classes are 0 to {high - 1} at {_silos(zero)}, but 1 to {high} at {_silos(one)}"
 

@@ -115,7 +115,8 @@ def check_settings(config: Mapping[str, Any], signed: Signed, follows: Mapping[s
     if not isinstance(plan, dict):
         yield "config.json has no remote_plan"
         return
-    wanted = {"clients": ",".join(signed.terms.clients), "revises": signed.terms.revises, "sealed": signed.terms.sealed}
+    wanted = {name: getattr(signed.terms, name) for name in ("revises", "sealed", "spelling")}
+    wanted |= {"clients": ",".join(signed.terms.clients)}
     for name, value in wanted.items():
         if not same(plan.get(name), value):
             yield f"config.json says remote_plan.{name} {_short(plan.get(name))}, the terms {_short(value)}"
