@@ -33,7 +33,6 @@ class Kind:
         model: the network; {root} is the folder of the files.
         agreed: whether silos agree on the scaling before they start.
         metric: the headline metric.
-        told: the headline metric of a run between machines.
         refused: what methods say that cannot train on such data, by method.
         columns: flags of `ekiden evaluate` that say what is in a file, which silos do not tell the coordinator.
         before: writes what all silos need next to their data, to the folder of the files.
@@ -45,7 +44,6 @@ class Kind:
     model: str = "auto"
     agreed: bool = False
     metric: str = "accuracy"
-    told: str = ""
     refused: Mapping[str, str] = field(default_factory=dict)
     columns: Sequence[str] = ()
     before: Callable[[Path], object] = lambda root: None
@@ -147,7 +145,7 @@ def signals(path: Path, draw: Generator) -> None:
 def embeddings(path: Path, draw: Generator) -> None:
     """A column of vectors."""
     y = draw.integers(0, 3, ROWS)
-    x = draw.normal(0, 1, (ROWS, 6)) + 2 * np.eye(6)[y]
+    x = draw.normal(0, 1, (ROWS, 6)) + 3 * np.eye(6)[y]
     pq.write_table(pa.table({"vector": x.round(4).tolist(), "kind": [f"kind {k}" for k in y]}), path)
 
 
@@ -239,7 +237,6 @@ KINDS: dict[str, Kind] = {
         _TABLE | {"label_column": ["cough", "fever"]},
         agreed=True,
         metric="auroc",
-        told="accuracy",
         columns=["--label-column", "cough", "fever"],
     ),
     "text": Kind(
@@ -263,7 +260,6 @@ KINDS: dict[str, Kind] = {
         segmentation,
         ".npz",
         metric="miou",
-        told="accuracy",
         refused={"fedgram": _NO_VECTORS},
     ),
     "language": Kind(

@@ -196,9 +196,8 @@ def test_it_is_shown(place: Place, method: str, where: str, tmp_path: Path) -> N
         return
     ekiden("report", run, "--out", tmp_path / "page")
     page = (tmp_path / "page" / "index.html").read_text(encoding="utf-8")
-    told = place.kind.metric if where == "here" else place.kind.told or place.kind.metric
-    assert told in page
-    assert told in ekiden("show", run)
+    assert place.kind.metric in page
+    assert place.kind.metric in ekiden("show", run)
     card = ekiden("card", run)
     assert card.startswith(f"# {method}: ")
     for name in read_config(run)["classes"]:
@@ -207,6 +206,7 @@ def test_it_is_shown(place: Place, method: str, where: str, tmp_path: Path) -> N
 
 
 @mostly_fedseq
+@pytest.mark.filterwarnings("ignore:.* categories that the model does not know")  # too rare at training
 @pytest.mark.parametrize(
     ("where", "to"),
     [
@@ -292,7 +292,7 @@ def test_far_it_is_trained_and_verified(place: Place, method: str) -> None:
         return
     last = read_lines(run / "metrics.jsonl")[-1]
     assert np.isfinite(last["loss"])
-    assert last.get("metric", "accuracy") == (place.kind.told or place.kind.metric)
+    assert last.get("metric", "accuracy") == place.kind.metric
     assert read_config(run)["dataset"] == "own data"  # each silo calls its own by its file
     assert "verified: " in ekiden("verify", run)
 
