@@ -143,8 +143,9 @@ def test_tasks_are_equal_to_one_process_and_verified(kind: str, method: Method, 
     assert ("accuracy" in row) == (kind != "regression")
     metric = wanted["metric"]
     assert row["metric"] == metric
-    assert row[metric] == result.score == pytest.approx(wanted[metric], rel=2e-3 if once else 0.1)
-    assert row["client_mean"] == pytest.approx(wanted["client_mean"], rel=5e-3 if once else 0.1)
+    bins = 0.0 if once else 0.15  # bins of few samples are joined, which draws scores of a few rows towards guessing
+    assert row[metric] == result.score == pytest.approx(wanted[metric], rel=2e-3 if once else 0.1, abs=bins)
+    assert row["client_mean"] == pytest.approx(wanted["client_mean"], rel=5e-3 if once else 0.1, abs=bins)
     assert f"step {row['step']} of {row['step']}, {metric} " in repr(result)
     assert any(line.startswith(f"step {row['step']} of ") and f", {metric} " in line for line in said)
     if not result.personal:
