@@ -193,6 +193,7 @@ def board() -> tuple[tuple[Any, ...], ...]:
     for file in sorted((ROOT / "experiments/records").glob("*.jsonl")):
         for run in records.read(file).runs.values():
             config, plan, metric = run.config, run.config["plan"], summary.headline(run)
+            recipe = config["recipe"]
             value = summary.value_of(run, metric.name)
             if plan.get("tune") or value is None:
                 continue
@@ -200,13 +201,13 @@ def board() -> tuple[tuple[Any, ...], ...]:
             data = f"{config['dataset']}, {plan['partition']}".removesuffix(", auto")
             key = (
                 f"{data}, {len(config['clients'])} clients",
-                config["method"],
+                recipe["method"],
                 told,
-                config["model"],
+                recipe["model"],
                 metric,
                 file.name,
             )
-            groups[key][config["seed"]] = metric.scale * value, run.last["bytes"]
+            groups[key][recipe["seed"]] = metric.scale * value, run.last["bytes"]
     rows = []
     for (task, method, told, model, metric, name), runs in groups.items():
         values, moved = zip(*runs.values(), strict=True)

@@ -599,7 +599,9 @@ def test_who_is_waited_for_is_named_with_what_it_said(tmp_path: Path) -> None:
     broken = tmp_path / "client-1.toml"
     broken.write_text('name = "client-1"\n[data]\npath = "nowhere/x.parquet"\n')
     roll = Roll(FakeNodes([files[0], silo_toml.read(broken)]), NAMES, {}, Patience(0.01, 0), lambda line: None)
-    with pytest.raises(ClientMissing, match=r"client-1 \(it said: it cannot read its data; .*\), client-2 did not come"):
+    with pytest.raises(
+        ClientMissing, match=r"client-1 \(it said: it cannot read its data; .*\), client-2 did not come"
+    ):
         roll.gather()
 
 
