@@ -203,7 +203,7 @@ def board() -> tuple[tuple[Any, ...], ...]:
                 f"{data}, {len(config['clients'])} clients",
                 recipe["method"],
                 told,
-                recipe["model"],
+                config.get("network") or recipe["model"],
                 metric,
                 file.name,
             )

@@ -14,6 +14,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.settings import Hardware, Training
 from ekiden.conformance.small_runs import Broken, Subject
 from ekiden.engine.method import Method, payload_types, task_names
+from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan
 
 _WRONG: dict[Any, tuple[object, ...]] = {
@@ -155,5 +156,5 @@ def _flags() -> set[str]:
     from ekiden.cli.silos import RemoteOptions  # noqa: PLC0415
     from ekiden.transports.flower.coordinator.remote_plan import RemotePlan  # noqa: PLC0415
 
-    own = (Plan, RemotePlan, Training, Hardware, RunOptions, RemoteOptions)
+    own = (Plan, RemotePlan, Recipe, Training, Hardware, RunOptions, RemoteOptions)
     return {f.name for kind in own for f in fields(kind)}
