@@ -395,7 +395,7 @@ def test_every_kind_of_name_is_checked(refused: Call) -> None:
         (["--clients", "0"], "--clients 0 is out of range"),
         (["--workers", "0"], "--workers 0 is out of range"),
         (["--threads", "-1"], "--threads -1 is out of range"),
-        (["--evaluate-every", "0"], "--evaluate-every 0 is out of range"),
+        (["--evaluate-every", "-1"], "--evaluate-every -1 is out of range"),
         (["--epochs", "many"], "--epochs 'many' is of the wrong type: it must be a whole number"),
         (["--clients", "many"], "--clients 'many' is of the wrong type: it must be a whole number"),
         (["--lr", "low"], "--lr 'low' is of the wrong type: it must be a number"),
@@ -581,9 +581,11 @@ def test_damaged_run_folders(refused: Call, call: Call) -> None:
     for line in (b"null\n", b'{"a":1}\n'):
         for name in ("ledger", "attempts", "times"):
             assert f"{name}.jsonl" in refused("show", damaged(f"{name}.jsonl", line))
-    foreign = json.dumps(json.loads(config) | {"hyperparameters": {"speed": 1}}).encode()
+    changed = json.loads(config)
+    changed["recipe"]["hyperparameters"] = {"speed": 1}
+    foreign = json.dumps(changed).encode()
     for command in ("show", "compare"):
-        assert "use the version of Ekiden that ran it" in refused(command, damaged("config.json", foreign))
+        assert "use the version of Ekiden that wrote it" in refused(command, damaged("config.json", foreign))
     for content in (model[:-1], b"", b"\x80\x04N."):
         assert "model.safetensors is damaged" in refused("evaluate", damaged("model.safetensors", content))
     other = safetensors.torch.save({"weight": torch.ones(2)})

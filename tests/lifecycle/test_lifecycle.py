@@ -206,7 +206,6 @@ def test_it_is_shown(place: Place, method: str, where: str, tmp_path: Path) -> N
 
 
 @mostly_fedseq
-@pytest.mark.filterwarnings("ignore:.* categories that the model does not know")  # too rare at training
 @pytest.mark.parametrize(
     ("where", "to"),
     [

@@ -84,7 +84,7 @@ def test_the_features_are_those_of_the_run(source: Path, tmp_path: Path) -> None
 def test_a_changed_source_is_noticed(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lap = ran(tmp_path / "out", "fedgram", "--features", f"run:{source}")
     config = read_config(lap)
-    assert config["recipe"]["hyperparameters"]["features"] == config["plan"]["hyperparameters"]["features"]
+    assert config["recipe"]["hyperparameters"]["features"].startswith("run:")
     assert config["recipe"]["pretrained"] == str(source / "model.safetensors")
     for word in ("resume", "evaluate"):
         assert command(word, str(lap)) == 0
@@ -109,7 +109,8 @@ def test_what_does_not_fit_is_refused(source: Path, tmp_path: Path, capsys: pyte
         return line
 
     def with_config(**changes: Any) -> str:
-        (source / "config.json").write_text(json.dumps(config | changes))
+        recipe = config["recipe"] | {name: changes.pop(name) for name in config["recipe"].keys() & changes.keys()}
+        (source / "config.json").write_text(json.dumps(config | changes | {"recipe": recipe}))
         return said()
 
     assert "is not a run folder" in said(features=f"run:{tmp_path / 'nowhere'}")

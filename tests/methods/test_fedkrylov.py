@@ -102,6 +102,7 @@ def test_more_laps_are_closer() -> None:
     assert gaps[0] > gaps[1] > gaps[2]
 
 
+@pytest.mark.filterwarnings("ignore:.* the same as the label")
 @pytest.mark.parametrize("kind", ["regression", "several labels"])
 def test_other_tasks(kind: str) -> None:
     x, y = points()
@@ -443,6 +444,7 @@ def test_whole_sums_give_what_rounded_ones_give(val: float) -> None:
     assert float(torch.corrcoef(torch.stack([found.flatten(), expected.flatten()]))[0, 1]) > 0.99
 
 
+@pytest.mark.filterwarnings("ignore:.* the same as the label")
 def test_whole_sums_of_numbers_to_predict() -> None:
     x, _ = points()
     numbers = torch.stack([x[:, 0] + 0.1 * x[:, 1], x[:, 2]], 1)

@@ -64,7 +64,7 @@ def results(found: Experiment, values: dict[tuple[str, str], dict[int, float]]) 
             CellResult(
                 cell,
                 tuple(
-                    Summary(Path(), {"seed": s, "task": recorded(Classification())}, [row], 1.0)
+                    Summary(Path(), {"recipe": {"seed": s}, "task": recorded(Classification())}, [row], 1.0)
                     for s, row in rows.items()
                 ),
             )
@@ -119,7 +119,9 @@ def test_behind_names_every_case() -> None:
 def test_what_cannot_be_compared() -> None:
     found = parsed()
     elmy, _, seq = results(found, VALUES)[:3]
-    apart = CellResult(seq.cell, tuple(replace(run, config=run.config | {"seed": 7}) for run in seq.runs[:1]))
+    apart = CellResult(
+        seq.cell, tuple(replace(run, config=run.config | {"recipe": {"seed": 7}}) for run in seq.runs[:1])
+    )
     assert difference(elmy, apart, "FedSeq", 3) is None, "no seed in common"
     other = CellResult(replace(seq.cell, metric="client_mean"), seq.runs)
     assert difference(elmy, other, "FedSeq", 3) is None, "each client's own test data"

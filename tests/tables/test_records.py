@@ -289,7 +289,7 @@ def test_a_damaged_run_takes_no_other_with_it(done: tuple[sweep.Sweep, Path], tm
     with open(lines.folder / "times.jsonl", "ab") as times:
         times.write(b"\0\0\n")
     config = json.loads((version.folder / "config.json").read_text())
-    config["recipe"]["training"]["new"] = config["plan"]["training"]["new"] = 1
+    config["recipe"]["training"]["new"] = 1
     (version.folder / "config.json").write_text(json.dumps(config))
     config = json.loads((plan.folder / "config.json").read_text())
     config["plan"]["new"] = 1

@@ -64,7 +64,8 @@ def result(cell: Cell, *accuracies: float) -> CellResult:
     return CellResult(
         cell,
         tuple(
-            Summary(Path(), {"seed": i, "task": recorded(Classification())}, [row], 1.0) for i, row in enumerate(rows)
+            Summary(Path(), {"recipe": {"seed": i}, "task": recorded(Classification())}, [row], 1.0)
+            for i, row in enumerate(rows)
         ),
     )
 
@@ -301,7 +302,8 @@ def test_a_run_that_cannot_be_read_is_named(done: sweep.Sweep, tmp_path: Path) -
         folder = tmp_path / str(number)
         shutil.copytree(done.runs()[0].folder, folder)
         config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | change))
+        config["recipe"] |= change
+        (folder / "config.json").write_text(json.dumps(config))
         with pytest.raises(UserError, match=str(folder)):
             summarise(folder)
     for name, line in (("times", "[]"), ("times", "{}"), ("metrics", '{"step": 3}')):
