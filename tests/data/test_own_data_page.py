@@ -13,6 +13,7 @@ from tests.data.test_own_data import patients, sentences
 from tests.pages import DOCS, blocks
 
 PAGE = DOCS / "own-data.md"
+pytestmark = pytest.mark.xdist_group("own-data page")  # a command reads what one before it wrote
 COMMANDS = [line for block in blocks(PAGE, "sh") for line in block.text.splitlines()]
 
 
