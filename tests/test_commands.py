@@ -256,7 +256,7 @@ NO_FUNCTION = {
     "new method": "it writes files to edit",
     "trust": "a person decides at the terminal which files may run",
     **dict.fromkeys(("federation init", "federation start", "federation agree", "ps", "stop"), "it operates a service"),
-    **dict.fromkeys(("silo start", "silo keys", "silo register", "silo sums", "silo release"), "it operates a silo"),
+    **{name: "it operates a silo" for name in COMMANDS if name.startswith("silo ")},
 }
 """Commands without a function, and why."""
 

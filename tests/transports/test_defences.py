@@ -43,6 +43,24 @@ DEFENCES = {
         "== object():",
         f"{CRAFTED}::test_a_silo_allows_values_of_hyperparameters",
     ),
+    "plans are approved": (
+        f"{FLOWER}/silo/silo.py",
+        "            approval.check(self._file, terms)\n",
+        "",
+        "tests/transports/test_approval.py::test_an_approval_is_used_by_one_run",
+    ),
+    "an approval is used once": (
+        f"{FLOWER}/silo/silo.py",
+        "                approval.take(self._file, terms)\n",
+        "",
+        "tests/transports/test_approval.py::test_two_runs_at_once_do_not_share_an_approval",
+    ),
+    "an approval is for one coordinator": (
+        f"{FLOWER}/silo/approval.py",
+        "file.link.address, link]",
+        '"", ""]',
+        "tests/transports/test_approval.py::test_an_approval_is_for_one_coordinator",
+    ),
     "features are the silo's own": (
         "methods/exact/blocks/fixed_features.py",
         "if not all(a.equal(b) for a, b in zip(own, settled, strict=False)):",

@@ -39,6 +39,7 @@ COMMANDS = {
     "silo register": "cli.silos:register",
     "silo sums": "cli.silos:sums",
     "silo release": "cli.silos:release",
+    "silo approve": "cli.silos:approve",
     "ps": "cli.silos:ps",
     "stop": "cli.silos:stop",
     "verify": "cli.silos:verify",

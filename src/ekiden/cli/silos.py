@@ -1,7 +1,7 @@
 """The command line between machines.
 
-At a silo: `ekiden silo start | keys | register | sums | release`. At the coordinator: `ekiden federation init | start |
-agree`, `ekiden run METHOD --on flower`, `ps`, `stop` and `verify`.
+At a silo: `ekiden silo start | keys | register | sums | release | approve`. At the coordinator: `ekiden federation
+init | start | agree`, `ekiden run METHOD --on flower`, `ps`, `stop` and `verify`.
 """
 
 import json
@@ -35,7 +35,7 @@ from ekiden.transports.flower.coordinator.federation import Federation
 from ekiden.transports.flower.coordinator.remote_plan import RemotePlan, check, stored
 from ekiden.transports.flower.coordinator.verify import terms as signed_terms
 from ekiden.transports.flower.coordinator.verify import verify as custody_of
-from ekiden.transports.flower.silo import participation, scaling, silo_file
+from ekiden.transports.flower.silo import approval, participation, scaling, silo_file
 from ekiden.transports.flower.silo.silo_file import Limits, SiloFile
 from ekiden.transports.flower.trust import keys
 from ekiden.transports.flower.trust.agreement import check_name
@@ -130,6 +130,16 @@ class ReleaseOptions:
     """names of the silos that stay, separated by commas"""
     out: Path | None = None
     """file to write, for `ekiden forget --release`; by default NAME-release.txt next to silo.toml"""
+
+
+@dataclass(frozen=True)
+class ApproveOptions:
+    """Read the plans that wait at a silo whose file says `approve = true`, or agree to one run of one of them."""
+
+    file: Positional[Path]
+    """silo.toml"""
+    digest: Positional[str] = ""
+    """the plan to agree to; by default all plans that wait are shown"""
 
 
 @dataclass(frozen=True)
@@ -233,6 +243,23 @@ def release(options: ReleaseOptions) -> None:
     out = options.out or file.beside(f"{file.name}-release.txt")
     write(out, [f"{keys.sign(file.beside(file.link.key), release_text(file.name, names))}\n".encode()])
     say(f"wrote {out}: with it, {', '.join(names)} form sums without {file.name}; give it to the coordinator")
+
+
+def approve(options: ApproveOptions) -> None:
+    """`ekiden silo approve silo.toml [DIGEST]`."""
+    file = silo_file.read(options.file)
+    if options.digest:
+        terms = approval.approve(file, options.digest)
+        say("\n".join(f"{name}: {text}" for name, text in approval.told(file, terms).items()))
+        return say(f"approved: one run of {options.digest}")
+    for digest, terms in approval.waiting(file):
+        say(f"plan {digest}")
+        say("".join(f"  {name}: {text}\n" for name, text in approval.told(file, terms).items()))
+    for digest in approval.approved(file):
+        say(f"approved, not begun: {digest}")
+    say(
+        f"agree to one run of a plan by `ekiden silo approve {file.path.name} DIGEST`; {file.folder / 'plans'} has them"
+    )
 
 
 def register(options: RegisterOptions) -> None:

@@ -9,7 +9,7 @@ from ekiden.data.kinds import terms as terms_of
 from ekiden.data.tasks import terms as task_terms
 from ekiden.engine import wire
 from ekiden.engine.folder import code_version
-from ekiden.transports.flower.silo import participation, policy
+from ekiden.transports.flower.silo import approval, participation, policy
 from ekiden.transports.flower.silo.measuring import evaluate
 from ekiden.transports.flower.silo.participation import Admission, Agreed, sign, take_part
 from ekiden.transports.flower.silo.shelf import Shelf, drop_old_runs
@@ -49,6 +49,7 @@ class Silo:
             run = self._agreed(terms)
             shelf = Shelf(self._runs / run.terms.run, run.worker.setup.method.traits.private)
             with shelf.held():
+                approval.take(self._file, terms)
                 run.admission.count()
                 if ask.kind in ("task", "value") and terms.measures:
                     raise UserError("the run only measures a model: refused")
@@ -118,5 +119,6 @@ class Silo:
         if self._agreement is None or self._agreement.terms != terms:
             policy.check_terms(self._file, terms)
             Admission(self._file, terms).check()  # before anything is read or built for terms that are refused
+            approval.check(self._file, terms)
             self._agreement = take_part(self._file, self._held(), terms)
         return self._agreement

@@ -78,6 +78,8 @@ class Limits(Checked):
     scores with fewer samples are joined"""
     min_positives: Count = 5
     """samples of classes, and labels, with fewer test samples than this are left out of what is told by class"""
+    approve: bool = False
+    """a run begins only after `ekiden silo approve` has agreed to its plan, or if [allow.METHOD] has its method"""
     own_figures: bool = False
     """in sealed runs: also tell the coordinator how models do on this silo's test samples alone"""
     runs: Count = 100
@@ -158,6 +160,8 @@ class SiloFile:
     pretrained: Pretrained = field(default_factory=Pretrained)
     allow: Allow = field(default_factory=lambda: ALLOWED)
     """values that hyperparameters of a method may have here"""
+    ruled: tuple[str, ...] = ()
+    """methods with a table [allow.METHOD] in the file"""
 
     @property
     def pretrained_folder(self) -> Path:
@@ -329,8 +333,9 @@ def read(path: Path) -> SiloFile:
     with at(str(path)):
         parts = {key: made(kind, listed(values.get(key, {})), key) for key, kind in sections.items()}
     with at(str(path)):
-        allow = _allowed(values.get("allow", {}))
-    silo = SiloFile(path.absolute(), name, path.absolute().parent / Path(folder).expanduser(), **parts, allow=allow)
+        allow = _allowed(rules := values.get("allow", {}))
+    own = path.absolute().parent / Path(folder).expanduser()
+    silo = SiloFile(path.absolute(), name, own, **parts, allow=allow, ruled=tuple(rules))
     if bool(silo.data.path) == bool(silo.data.python):
         raise UserError(f"{path}: say where the data are, by either path or python in [data]")
     known = [title + lap for title in (m.title() for m in METHODS) for lap in ("", LAP)]

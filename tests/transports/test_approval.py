@@ -1,0 +1,228 @@
+"""A run whose plan nobody at a silo approved does not begin there, whatever a coordinator sends."""
+
+import json
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import pytest
+
+from ekiden.base.checks import plain
+from ekiden.base.errors import UserError
+from ekiden.data.augment import Augment
+from ekiden.engine.method import Method
+from ekiden.methods import FedGram, FedSeq
+from ekiden.recipe import Recipe
+from ekiden.transports.flower.coordinator import session
+from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
+from ekiden.transports.flower.silo import approval
+from ekiden.transports.flower.silo.silo import Silo
+from ekiden.transports.flower.silo.silo_file import SiloFile, read
+from ekiden.transports.flower.trust import keys
+from ekiden.transports.flower.trust.agreement import Agreement, parse
+from ekiden.transports.flower.trust.parcel import Answer, Ask, pack, unpack
+from tests.transports.fakes import FakeNodes, mine, silo_file, with_keys
+from tests.transports.test_silo import TERMS, said, task
+
+Command = Callable[..., tuple[int, str]]
+NAMES = ("client-0", "client-1")
+SEQUENCE: Recipe[Method] = Recipe(FedSeq(epochs=1), model="mlp", evaluate_every=0)
+PLAN = RemotePlan(SEQUENCE, clients=",".join(NAMES), patience=1.0)
+OTHER_RUN = "fedcba9876543210"
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> tuple[SiloFile, Agreement]:
+    """A silo that wants plans approved, and the terms of a run that it refused."""
+    file = silo_file(tmp_path, "client-0", '[limits]\napprove = true\n[link]\naddress = "link:8000"\n')
+    assert "nobody at client-0 has approved this plan" in hello(file, TERMS)
+    return file, TERMS
+
+
+def hello(file: SiloFile, terms: Agreement) -> str:
+    """Why a silo does not agree to terms; empty if it does."""
+    answer, _ = unpack(Silo(file, mine(file.name)).answer(pack(Ask("hello", terms.text(), "0"))), Answer)
+    return answer.error
+
+
+def waiting(file: SiloFile) -> list[str]:
+    return [plan for plan, _ in approval.waiting(file)]
+
+
+def test_a_run_begins_when_all_silos_have_approved_its_plan(tmp_path: Path, command: Command) -> None:
+    files, public = with_keys(tmp_path, NAMES, "[limits]\napprove = true\n")
+    for number, file in enumerate(files):
+        with pytest.raises(UserError, match=r"nobody at client-. has approved this plan: .* start the run again") as no:
+            session.run(PLAN, FakeNodes(files), tmp_path / f"run{number}", public, lambda line: None, poll=0.01)
+        assert "\n" not in str(no.value)
+        assert not (tmp_path / f"run{number}").exists()
+        (plan,) = waiting(file)
+        code, told = command("silo", "approve", str(file.path))
+        assert code == 0
+        for part in (plan, "method: fedseq", "epochs = 1", "silos: client-0, client-1"):
+            assert part in told
+        assert keys.fingerprint(public["client-1"]) in told
+        assert "coordinator reads: the result only" in told
+        assert command("silo", "approve", str(file.path), plan)[0] == 0
+        assert waiting(file) == []
+    result = session.run(PLAN, FakeNodes(files), tmp_path / "run", public, lambda line: None, poll=0.01)
+    assert result.metrics
+    for file in files:
+        assert approval.approved(file) == []
+    with pytest.raises(UserError, match="nobody at client-0 has approved this plan"):
+        session.run(PLAN, FakeNodes(files), tmp_path / "again", public, lambda line: None, poll=0.01)
+
+
+def test_an_approval_is_used_by_one_run(asked: tuple[SiloFile, Agreement]) -> None:
+    file, terms = asked
+    approval.approve(file, approval.digest(file, terms))
+    other = replace(terms, run=OTHER_RUN)
+    assert hello(file, other) == hello(file, terms) == "", "no run has begun yet"
+    assert said(file, task(terms)) == said(file, task(terms)) == hello(file, terms) == ""
+    assert "nobody" in hello(file, other)
+    assert "nobody" in said(file, task(other))
+    rmtree(file.folder / "runs" / terms.run)
+    assert "nobody" in said(file, task(terms)), "a run that was removed does not begin again"
+
+
+def test_two_runs_at_once_do_not_share_an_approval(
+    asked: tuple[SiloFile, Agreement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, terms = asked
+    approval.approve(file, approval.digest(file, terms))
+    assert said(file, task(terms)) == ""
+    monkeypatch.setattr(approval, "check", lambda file, terms: None)  # both looked before one of them began
+    assert "another run has used the approval" in said(file, task(replace(terms, run=OTHER_RUN)))
+
+
+CHANGES: dict[str, Any] = {
+    "version": "another",
+    "recipe": replace(TERMS.recipe, seed=1),
+    "dataset": "another",
+    "shape": (1, 8, 9),
+    "classes": ("a", "b"),
+    "mean": (0.5,),
+    "std": (0.5,),
+    "augment": Augment(flip=True),
+    "inputs": "another",
+    "clients": ("client-0", "other"),
+    "keys": ("one",),
+    "sealed": True,
+    "skips": True,
+    "values": "another",
+    "task": "another",
+    "spelling": "merge",
+    "schema": "another",
+    "revises": "another",
+    "measures": "another",
+}
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(Agreement) if f.name != "run"])
+def test_an_approval_covers_nothing_but_the_plan(name: str, asked: tuple[SiloFile, Agreement]) -> None:
+    file, terms = asked
+    plan = approval.digest(file, terms)
+    approval.approve(file, plan)
+    changed = replace(terms, **{name: CHANGES[name]})
+    with pytest.raises(UserError, match="nobody"):
+        approval.check(file, changed)
+    with pytest.raises(UserError, match="another run"):
+        approval.take(file, changed)
+    assert approval.approved(file) == [plan]
+
+
+def test_other_settings_of_a_method_are_another_plan(asked: tuple[SiloFile, Agreement]) -> None:
+    file, terms = asked
+    shown = approval.told(file, terms)
+    approval.approve(file, approval.digest(file, terms))
+    for name, value in plain(FedSeq(epochs=1)).items():
+        other = {str: "uniform", bool: not value, int: 7, float: 0.5, type(None): "x"}.get(type(value), 7)
+        values = json.loads(terms.text())
+        values["recipe"]["hyperparameters"][name] = other
+        try:
+            changed = parse(json.dumps(values))
+        except UserError:
+            continue
+        if changed == terms:
+            continue
+        assert "nobody" in hello(file, changed)
+        assert approval.told(file, changed) != shown
+
+
+def test_an_approval_is_for_one_coordinator(asked: tuple[SiloFile, Agreement]) -> None:
+    file, terms = asked
+    plan = approval.digest(file, terms)
+    elsewhere = replace(file, link=replace(file.link, address="elsewhere:8000"))
+    assert waiting(elsewhere) == []
+    with pytest.raises(UserError, match="came from another SuperLink"):
+        approval.approve(elsewhere, plan)
+    approval.approve(file, plan)
+    assert "nobody" in hello(elsewhere, terms)
+    (file.path.parent / "ca.crt").write_text("one")
+    known = replace(file, link=replace(file.link, certificate="ca.crt"))
+    assert approval.digest(known, terms) != plan
+    before = approval.digest(known, terms)
+    (file.path.parent / "ca.crt").write_text("another")
+    assert approval.digest(known, terms) != before
+
+
+def test_a_plan_with_the_name_of_another_is_not_approved(asked: tuple[SiloFile, Agreement]) -> None:
+    file, terms = asked
+    plan = approval.digest(file, terms)
+    path = file.folder / "plans" / f"{plan}.json"
+    path.write_text(replace(terms, skips=True).text())
+    with pytest.raises(UserError, match="is not the plan of that name"):
+        approval.approve(file, plan)
+    assert waiting(file) == []
+    for name in ("../client-0", "", plan[:12], "x" * 64):
+        with pytest.raises(UserError, match="no plan"):
+            approval.approve(file, name)
+
+
+@pytest.mark.parametrize("name", [name for name in CHANGES if name not in ("keys", "clients", "revises")])
+def test_nothing_of_a_plan_is_hidden_from_who_reads_it(name: str, asked: tuple[SiloFile, Agreement]) -> None:
+    file, terms = asked
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(approval, "_read_by_server", lambda file, terms: "")
+        shown = approval.told(file, terms)
+        assert approval.told(file, replace(terms, **{name: CHANGES[name]})) != shown
+        long = approval.told(file, replace(terms, schema="x" * 900))
+        assert long != approval.told(file, replace(terms, schema="x" * 899 + "y"))
+        named = approval.told(file, replace(terms, dataset="a\x1b[2Jb"))
+        assert all(text.isprintable() for text in named.values())
+        assert named != approval.told(file, replace(terms, dataset="a [2Jb"))
+
+
+def test_a_rule_approves_plans_of_its_method_alone(tmp_path: Path) -> None:
+    file = silo_file(tmp_path, "client-0", "[limits]\napprove = true\n[allow.fedseq]\nepochs = [1]\n", trusting=False)
+    assert hello(file, TERMS) == ""
+    two = replace(TERMS, run=OTHER_RUN, recipe=replace(TERMS.recipe, method=FedSeq(epochs=2)))
+    assert "allows only 1" in hello(file, two)
+    assert waiting(file) == []
+    measuring = replace(TERMS, run=OTHER_RUN, measures="0" * 64)
+    assert "nobody" in hello(file, measuring)
+    seeded = FedGram(dictionary="seed", min_active=10)
+    assert "nobody" in hello(file, replace(TERMS, run=OTHER_RUN, recipe=replace(TERMS.recipe, method=seeded)))
+
+
+def test_plans_that_wait_are_private_and_few(
+    asked: tuple[SiloFile, Agreement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, terms = asked
+    folder = file.folder / "plans"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+    monkeypatch.setattr(approval, "_MOST", 2)
+    assert "nobody" in hello(file, replace(terms, dataset="b"))
+    assert "2 plans wait for approval" in hello(file, replace(terms, dataset="c"))
+    assert "nobody" in hello(file, terms), "who waits already stays"
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_a_silo_whose_file_does_not_ask_for_approval_keeps_no_plans(tmp_path: Path) -> None:
+    file = silo_file(tmp_path, "client-0")
+    assert not read(file.path).limits.approve
+    assert hello(file, TERMS) == ""
+    assert not (file.folder / "plans").exists()
