@@ -29,7 +29,7 @@ from ekiden.engine.method import Method, State, on_client
 from ekiden.engine.worker import Client
 from ekiden.recipe import Recipe
 from ekiden.training.weights import Weights
-from ekiden.transports.flower import client_app, commands, guard, supernode
+from ekiden.transports.flower import client_app, commands, supernode
 from ekiden.transports.flower.coordinator import session
 from ekiden.transports.flower.coordinator.courier import Lost
 from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
@@ -173,7 +173,7 @@ if __name__ == "__main__":
     elif sys.argv[1:2] == ["serve"]:
         install()
         client_app.app.query("bare")(answer_bare)
-        guard.serve(sys.argv[2], Path(sys.argv[3]))
+        client_app.serve(sys.argv[2], Path(sys.argv[3]))
     else:
         with tempfile.TemporaryDirectory(prefix="ekiden-hop-") as scratch:
             measure(Path(scratch))

@@ -20,8 +20,8 @@ from ekiden import run as run_here
 from ekiden.data import load, parse, split
 from ekiden.engine.method import Method
 from ekiden.results.result import Result
-from ekiden.transports.flower import superlink
-from ekiden.transports.flower.coordinator import federation as federations
+from ekiden.transports.flower import commands
+from ekiden.transports.flower.coordinator.federation import Federation as Parts
 from ekiden.transports.flower.trust.keys import make_certificates
 from tests.warm import ekiden
 
@@ -51,7 +51,7 @@ class Federation:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.ports = free_ports(5)
-        self.parts = federations.Federation(folder, "127.0.0.1", self.ports[0], self.ports[4], NAMES)
+        self.parts = Parts(folder, "127.0.0.1", self.ports[0], self.ports[4], NAMES)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.environment = {
             **os.environ,
@@ -87,7 +87,7 @@ class Federation:
             shutil.copy(self.folder / f"{name}.key.pub", self.folder / "keys" / f"{name}.pub")
 
     def start_link(self) -> None:
-        self.start("link", superlink.command_of(self.parts))
+        self.start("link", commands.superlink_command(self.parts))
         end = time.monotonic() + 60
         while time.monotonic() < end:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.ports[4]), timeout=1):

@@ -46,8 +46,7 @@ from ekiden.transports.flower.silo.silo_file import read
 from ekiden.transports.flower.trust import agreement as agreements
 from ekiden.transports.flower.trust import custody, sealing
 from ekiden.transports.flower.trust.agreement import Agreement, no_samples
-from ekiden.transports.flower.trust.contents import arguments_key
-from ekiden.transports.flower.trust.parcel import Answer, Ask, Hello, ParcelPart, pack, unpack
+from ekiden.transports.flower.trust.parcel import Answer, Ask, Hello, ParcelPart, arguments_key, pack, unpack
 from ekiden.transports.flower.trust.report import Reported, SiloReport, total_of
 from ekiden.transports.flower.trust.sealing import Party, Reader
 from tests.transports.fakes import NAMES, FakeNodes, mine, with_keys
@@ -190,7 +189,7 @@ def test_terms_are_bound_before_anything_is_answered(tmp_path: Path) -> None:
 
 
 def test_what_was_asked_includes_the_terms(tmp_path: Path) -> None:
-    from ekiden.transports.flower.trust.contents import Contents
+    from ekiden.transports.flower.trust.parcel import Contents
 
     contents = Contents(Encoded.of(b"arguments"), {})
     assert contents.digest("one", Ask("task"), None) != contents.digest("other", Ask("task"), None)

@@ -11,11 +11,11 @@ import pytest
 from ekiden import Training
 from ekiden.base import outside
 from ekiden.base.errors import UserError
+from ekiden.data.moments import agree_on
 from ekiden.methods import FedAvg
 from ekiden.recipe import Recipe
 from ekiden.transports.flower.coordinator import session
 from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
-from ekiden.transports.flower.silo.scaling import agree_on
 from ekiden.transports.flower.silo.silo_file import read
 from ekiden.transports.flower.trust.agreement import parse
 from tests.data.test_kinds import KIND, spectrum

@@ -6,7 +6,7 @@ from torch import nn
 
 from ekiden.engine.wire import WireError
 from ekiden.training.network import Network
-from ekiden.transports.flower.trust.contents import check
+from ekiden.transports.flower.trust.parcel import check
 
 
 def test_large_finite_values_pass_though_their_sum_overflows() -> None:

@@ -37,8 +37,7 @@ from ekiden.transports.flower.silo.policy import check_terms
 from ekiden.transports.flower.silo.silo import Silo
 from ekiden.transports.flower.silo.silo_file import SiloFile
 from ekiden.transports.flower.trust.agreement import Agreement
-from ekiden.transports.flower.trust.contents import arguments_key
-from ekiden.transports.flower.trust.parcel import Answer, Ask, pack, unpack
+from ekiden.transports.flower.trust.parcel import Answer, Ask, arguments_key, pack, unpack
 from tests.transports.fakes import NAMES, FakeNodes, mine, silo_file, with_keys
 from tests.transports.test_attacks import Attacker, layers
 from tests.transports.test_remote import assert_equal, far, here

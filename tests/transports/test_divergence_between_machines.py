@@ -15,11 +15,10 @@ from ekiden.data.tasks.counting import Care, counting_of
 from ekiden.engine.method import Method
 from ekiden.methods import FedAvg, FedSeq, Local
 from ekiden.transports.flower.coordinator import session
-from ekiden.transports.flower.coordinator.measuring import row_of
 from ekiden.transports.flower.coordinator.verify import verify
 from ekiden.transports.flower.trust import report as measured
 from ekiden.transports.flower.trust.parcel import Ask, unpack
-from ekiden.transports.flower.trust.report import Reported, SiloReport, total_of
+from ekiden.transports.flower.trust.report import Reported, SiloReport, row_of, total_of
 from tests.transports.fakes import NAMES, FakeNodes, with_keys
 from tests.transports.test_remote import plan_of
 

@@ -13,7 +13,7 @@ import pytest
 
 from ekiden.base.errors import UserError
 from ekiden.cli.app import call
-from ekiden.transports.flower import commands, superlink, supernode
+from ekiden.transports.flower import commands, supernode
 from ekiden.transports.flower.commands import Security
 from ekiden.transports.flower.coordinator import federation
 from ekiden.transports.flower.coordinator.federation import Federation
@@ -102,11 +102,11 @@ def test_a_port_that_is_taken_is_named(made: Federation) -> None:
         port = other.getsockname()[1]
         taken = Federation(made.folder, made.host, made.port if made.port != port else 1, port, made.silos)
         with pytest.raises(UserError, match=rf"port {port} is taken"):
-            superlink.start(taken, print)
+            commands.start_superlink(taken, print)
 
 
 def test_only_the_fleet_api_passes() -> None:
-    from ekiden.transports.flower.link import FleetOnly
+    from ekiden.transports.flower.superlink import FleetOnly
 
     asked: list[str] = []
 
@@ -134,14 +134,14 @@ def test_only_the_fleet_api_passes() -> None:
 
 
 def test_the_control_api_does_not_leave_loopback() -> None:
-    from ekiden.transports.flower import link
+    from ekiden.transports.flower import superlink
 
     async def app(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         raise AssertionError
 
     for host in ("0.0.0.0", "::", "192.0.2.1"):
         with pytest.raises(SystemExit, match=f"the Control API stays on loopback: --host 127.0.0.1, not {host}"):
-            link.run("127.0.0.1:1", app, host, port=1)
+            superlink.run("127.0.0.1:1", app, host, port=1)
 
 
 HOLD = """

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.flower
 
 TAKE = """
 import torch
-from ekiden.transports.flower.guard import limit_memory
+from ekiden.transports.flower.client_app import limit_memory
 limit_memory(300_000_000)
 torch.ones(50_000_000)
 try:

@@ -20,7 +20,7 @@ from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes, sign_message
 
 from ekiden.transports.flower.commands import _Heard
-from ekiden.transports.flower.link import FleetOnly, guarded, keep_superexec
+from ekiden.transports.flower.superlink import FleetOnly, guarded, keep_superexec
 
 pytestmark = pytest.mark.flower
 PATH = "/v1/fleet/push-object"

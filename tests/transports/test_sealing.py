@@ -29,8 +29,7 @@ from ekiden.transports.flower.coordinator.verify import verify
 from ekiden.transports.flower.silo.silo_file import SiloFile
 from ekiden.transports.flower.trust import agreement as agreements
 from ekiden.transports.flower.trust import custody, sealing
-from ekiden.transports.flower.trust.contents import arguments_key, opened
-from ekiden.transports.flower.trust.parcel import Answer, Ask, ParcelPart, pack, unpack
+from ekiden.transports.flower.trust.parcel import Answer, Ask, ParcelPart, arguments_key, opened, pack, unpack
 from ekiden.transports.flower.trust.sealing import Binding, Party, Reader
 from tests.fuzz import examples
 from tests.transports.fakes import NAMES, FakeNodes, with_keys

@@ -12,11 +12,11 @@ import pytest
 from ekiden import Training
 from ekiden.base.errors import PrivateError, UserError
 from ekiden.data import schema as schemas
+from ekiden.data.moments import read_agreed
 from ekiden.methods import FedAvg
 from ekiden.recipe import Recipe
 from ekiden.transports.flower.coordinator import session
 from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
-from ekiden.transports.flower.silo.scaling import read_agreed
 from ekiden.transports.flower.silo.silo import Silo
 from ekiden.transports.flower.silo.silo_file import read
 from ekiden.transports.flower.trust.agreement import parse

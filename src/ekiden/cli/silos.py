@@ -19,6 +19,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.files import write
 from ekiden.cli.console import console, first_line, print_json, say
 from ekiden.cli.flags import Boxes, parse
+from ekiden.data.moments import agree_on
 from ekiden.data.schema import read as read_schema
 from ekiden.engine.method import Method
 from ekiden.engine.wire import EVERYONE
@@ -26,7 +27,7 @@ from ekiden.methods import among, between_machines
 from ekiden.recipe import Recipe
 from ekiden.results import tracking
 from ekiden.runs import launch, summary
-from ekiden.transports.flower import commands, superlink, supernode
+from ekiden.transports.flower import commands, supernode
 from ekiden.transports.flower.commands import Security
 from ekiden.transports.flower.coordinator import federation as federations
 from ekiden.transports.flower.coordinator import remote_plan
@@ -35,7 +36,7 @@ from ekiden.transports.flower.coordinator.federation import Federation
 from ekiden.transports.flower.coordinator.remote_plan import RemotePlan, check, stored
 from ekiden.transports.flower.coordinator.verify import terms as signed_terms
 from ekiden.transports.flower.coordinator.verify import verify as custody_of
-from ekiden.transports.flower.silo import approval, participation, scaling, silo_file
+from ekiden.transports.flower.silo import approval, participation, silo_file
 from ekiden.transports.flower.silo.silo_file import Limits, SiloFile
 from ekiden.transports.flower.trust import keys
 from ekiden.transports.flower.trust.agreement import check_name
@@ -523,7 +524,7 @@ def start_federation(options: FederationStartOptions) -> None:
     """`ekiden federation start FOLDER`."""
     found = federations.read(options.folder)
     try:
-        superlink.start(found, say)
+        commands.start_superlink(found, say)
     except KeyboardInterrupt:
         say("stopped; silos connect again when it is started again")
 
@@ -533,9 +534,7 @@ def agree(options: AgreeOptions) -> None:
     if not options.sums:
         raise UserError("name the files that `ekiden silo sums` wrote")
     expected = federations.read(options.federation).silos if options.federation else ()
-    made = scaling.agree_on(
-        options.sums, options.spelling, expected, read_schema(options.schema) if options.schema else None
-    )
+    made = agree_on(options.sums, options.spelling, expected, read_schema(options.schema) if options.schema else None)
     write(options.out, [json.dumps(made.to_json(), indent=1).encode()])
     say(
         f"wrote {options.out}: {made}; "

@@ -1,12 +1,26 @@
-"""Flower's end at a silo: a `ClientApp` that hands byte strings to `Silo`."""
+"""Flower's end at a silo: a `ClientApp` that hands byte strings to `Silo`, and the process that runs it.
 
+A SuperNode starts `flwr-clientapp` for each message. It imports PyTorch, which takes seconds, then unpacks and imports
+the app that the coordinator sent. `ekiden silo start` puts a command of that name first on the path. That command asks
+the process `serve`, which has imported everything and holds the data, to fork. The child answers the message with this
+app, never with code that came with a run, and ends.
+"""
+
+import json
 import logging
 import os
+import signal
+import socket
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 
+import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.supernode.cli import flwr_clientapp
+from flwr.supernode.runtime import run_clientapp
 
 from ekiden.base.errors import UserError, warnings_as_lines
 from ekiden.transports.flower.envelope import content, wrap
@@ -52,3 +66,74 @@ def _report() -> None:
         log.addHandler(handler)
         log.setLevel(logging.INFO)
         log.propagate = False
+
+
+def run(arguments: list[str]) -> None:
+    """Answer one message with Ekiden's app; ignore the app that came with it."""
+    run_clientapp.install_from_fab = lambda *args, **kwargs: None
+    run_clientapp.get_load_client_app_fn = lambda *args, **kwargs: _own
+    sys.argv = ["flwr-clientapp", *arguments]
+    flwr_clientapp()
+
+
+def serve(address: str, file: Path) -> None:
+    """Fork a child for each request until the parent process ends."""
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    torch.set_num_threads(1)  # a pool of threads does not survive a fork; each task sets its own number
+    try:
+        hold(read(file))
+    except UserError as error:
+        print(f"ekiden: {error}", file=sys.stderr, flush=True)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        while True:
+            link, _ = listener.accept()
+            if os.fork():
+                link.close()
+                continue
+            listener.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            code = 1
+            try:
+                with suppress(UserError):  # the child that answers reports it
+                    limit_memory(read(file).limits.memory)
+                run(json.loads(link.makefile().readline()))
+                code = 0
+            except SystemExit as stop:
+                code = stop.code if isinstance(stop.code, int) else 1
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+
+
+def limit_memory(most: int) -> None:
+    """Let this process allocate at most `most` bytes more, on systems that can limit it; further allocations fail."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        import resource  # noqa: PLC0415  (Linux alone has both)
+
+        kib = next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmData"))
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        limit = 1024 * kib + most
+        resource.setrlimit(resource.RLIMIT_DATA, (limit if hard < 0 else min(limit, hard), hard))
+
+
+def _end_with(parent: int) -> None:
+    """End when the parent ends, however that happens."""
+    while os.getppid() == parent:
+        threading.Event().wait(1)
+    os._exit(0)
+
+
+def _own(fab_id: str, fab_version: str, fab_hash: str) -> ClientApp:
+    return app
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "serve":
+        serve(sys.argv[2], Path(sys.argv[3]))
+    else:
+        run(sys.argv[2:])

@@ -7,8 +7,10 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +22,7 @@ from typing import Any
 
 from ekiden._version import __version__
 from ekiden.base.errors import UserError
+from ekiden.transports.flower.coordinator.federation import FILE, Federation
 from ekiden.transports.flower.coordinator.remote_plan import RemotePlan, as_text
 from ekiden.transports.flower.coordinator.session import ENDED
 from ekiden.transports.flower.trust import keys
@@ -30,6 +33,8 @@ _OWN_HOSTS = ("127.0.0.1", "localhost", "::1")
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 Say = Callable[[str], None]
 _CONNECTION = "ekiden"
+_SUPERLINK = "ekiden.transports.flower.superlink"
+"""module that runs `flower-superlink` with a port for silos and one for the coordinator"""
 
 
 @dataclass(frozen=True)
@@ -360,3 +365,64 @@ def flower(command: str) -> str:
     if found is None:
         raise UserError(f"{command} is not installed: pip install 'ekiden[flower]'")
     return found
+
+
+def superlink_command(federation: Federation) -> list[str]:
+    """Return the command that runs a federation's SuperLink."""
+    folder = federation.folder.absolute()
+    outside = "[::]" if ":" in federation.host else "0.0.0.0"
+    return [
+        *(sys.executable, "-m", _SUPERLINK, f"{outside}:{federation.port}"),
+        *("--host", "127.0.0.1", "--port", str(federation.control_port)),
+        *("--database", str(folder / "link.db"), "--ssl-ca-certfile", str(folder / "ca.crt")),
+        *("--ssl-certfile", str(folder / "link.crt"), "--ssl-keyfile", str(folder / "link.key")),
+        *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
+    ]
+
+
+def start_superlink(federation: Federation, say: Say) -> None:
+    """Run a federation's SuperLink and let its silos in, until stopped (Ctrl-C or SIGTERM)."""
+    for host, port in (("0.0.0.0", federation.port), ("127.0.0.1", federation.control_port)):
+        if _taken(host, port):
+            where = f"{federation.folder / FILE}{' and every silo.toml' if port == federation.port else ''}"
+            raise UserError(
+                f"port {port} is taken: if this SuperLink is not running already, change the port in {where}"
+            )
+    command = superlink_command(federation)
+    say(f"$ {shlex.join(command)}")
+    signal.signal(signal.SIGTERM, interrupt)
+    home = str(federation.folder.absolute() / "flower")
+    environment = {**os.environ, **QUIET, **without_proxy(os.environ), "PATH": path(), "FLWR_HOME": home}
+    with subprocess.Popen(command, env=environment) as process:
+        try:
+            _await_port(process, federation.control_port)
+            security = Security(federation.certificate)
+            for name in federation.silos:
+                register(federation.keys / f"{name}.pub", federation.link, security, say, again=True)
+            say(f"silos reach the SuperLink at {federation.address}, the coordinator here at {federation.link}")
+            process.wait()
+        finally:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+            process.kill()
+    raise UserError(f"the SuperLink ended with code {process.returncode}: the lines above say why")
+
+
+def _await_port(process: subprocess.Popen[bytes], port: int) -> None:
+    end = time.monotonic() + 120
+    while time.monotonic() < end and process.poll() is None:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.3)
+    raise UserError("the SuperLink did not start: the lines above say why")
+
+
+def _taken(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return True
+        return False

@@ -25,7 +25,7 @@ _RESTART = 10.0
 _DAY = 86400.0
 _TELL = 60.0
 """time in seconds for which a silo that cannot take part stays connected to say why"""
-GUARD = "ekiden.transports.flower.guard"
+GUARD = "ekiden.transports.flower.client_app"
 """module that answers instead of `flwr-clientapp`"""
 _LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 """Lets a process use memory pages of 2 MB if the system has them: copies of large models are faster."""
@@ -34,7 +34,7 @@ link = socket.socket(socket.AF_UNIX)
 try:
     link.connect({address!r})
 except OSError:
-    os.execv(sys.executable, [sys.executable, "-m", "ekiden.transports.flower.guard", "run", *sys.argv[1:]])
+    os.execv(sys.executable, [sys.executable, "-m", "ekiden.transports.flower.client_app", "run", *sys.argv[1:]])
 link.sendall(json.dumps(sys.argv[1:]).encode() + b"\\n")
 while link.recv(1):
     pass

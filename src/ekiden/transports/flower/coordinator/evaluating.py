@@ -18,9 +18,8 @@ from ekiden.engine.evaluation import Built
 from ekiden.engine.networks import initial_weights, read_model
 from ekiden.methods import among
 from ekiden.transports.flower.coordinator.courier import Courier, Patience
-from ekiden.transports.flower.coordinator.measuring import SiloTests
 from ekiden.transports.flower.coordinator.session import Nodes, Roll, Say
-from ekiden.transports.flower.coordinator.transport import Remote
+from ekiden.transports.flower.coordinator.transport import Remote, SiloTests
 from ekiden.transports.flower.trust import agreement as agreements
 from ekiden.transports.flower.trust import custody
 from ekiden.transports.flower.trust.agreement import AGREEMENT, Agreement, no_samples

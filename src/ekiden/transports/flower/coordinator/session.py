@@ -47,9 +47,8 @@ from ekiden.methods import check_needs
 from ekiden.results.result import Result
 from ekiden.training.network import Network
 from ekiden.transports.flower.coordinator.courier import Courier, Crossing, Lost, Patience, SealingKey
-from ekiden.transports.flower.coordinator.measuring import SiloTests
 from ekiden.transports.flower.coordinator.remote_plan import RemotePlan, check
-from ekiden.transports.flower.coordinator.transport import Remote
+from ekiden.transports.flower.coordinator.transport import Remote, SiloTests
 from ekiden.transports.flower.trust import agreement as agreements
 from ekiden.transports.flower.trust import custody, keys
 from ekiden.transports.flower.trust.agreement import AGREEMENT, Agreement, no_samples

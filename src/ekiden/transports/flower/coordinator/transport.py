@@ -9,6 +9,7 @@ from ekiden.base.errors import UserError
 from ekiden.data.tasks.counting import Counting
 from ekiden.engine import wire
 from ekiden.engine.drive import Outline, outline
+from ekiden.engine.evaluation import consensus
 from ekiden.engine.method import INITIAL, State, payload_types
 from ekiden.engine.transport import ClientMissing, Request, Transport, live_refs, refs
 from ekiden.engine.wire import EVERYONE, SERVER, Encoded, Ref
@@ -19,11 +20,20 @@ from ekiden.training.weights import Weights
 from ekiden.transports.flower.coordinator.courier import Courier, Message
 from ekiden.transports.flower.silo.shelf import is_place
 from ekiden.transports.flower.trust import custody, sealing
+from ekiden.transports.flower.trust import report as measured
 from ekiden.transports.flower.trust.agreement import Agreement
-from ekiden.transports.flower.trust.contents import Absence, arguments_key, check, check_claims, value_key
 from ekiden.transports.flower.trust.custody import Record, SignedTally, Tally
-from ekiden.transports.flower.trust.parcel import Answer, Ask, ParcelPart
-from ekiden.transports.flower.trust.report import Reported, SiloReport, fits, total_of
+from ekiden.transports.flower.trust.parcel import (
+    Absence,
+    Answer,
+    Ask,
+    ParcelPart,
+    arguments_key,
+    check,
+    check_claims,
+    value_key,
+)
+from ekiden.transports.flower.trust.report import Reported, SiloReport, fits, row_of, total_of
 from ekiden.transports.flower.trust.sealing import Lock, Party, Plain, Reader, Sealer
 
 Slot = tuple[Ref[Any], str, int]
@@ -446,3 +456,25 @@ class Remote(Transport):
 def _made(ref: Ref[Any]) -> tuple[str, int]:
     """Return by which client and in which step a value was made."""
     return ref.owner, int(ref.key.split("-", 1)[0])
+
+
+class SiloTests:
+    """Measures models on the test samples of all silos; the samples stay at the silos."""
+
+    def __init__(self, remote: Remote, agreed: Agreement) -> None:
+        self._remote = remote
+        self._agreed = agreed
+
+    def __call__(self, model: Weights | None, personal: list[Weights], *, last: bool = False) -> dict[str, Any]:
+        """Return the row of metrics, as `ekiden.engine.evaluation.TestSet` does on one machine."""
+        shared = [] if model is None else [model]
+        models = shared + personal
+        if not models:
+            return {}
+        agreed = self._agreed
+        counting = measured.counting(agreed.labels, agreed.outputs, len(models), last=last)
+        total, shown = self._remote.evaluate(agreed.clients, models, len(shared), counting, last=last)
+        row = row_of(total, shown, agreed, len(shared), counting, last=last) if total else {}
+        if row and personal:
+            row["consensus"] = consensus(personal)
+        return row

@@ -32,12 +32,11 @@ from ekiden.engine.worker import Setup
 from ekiden.training.weights import Weights
 from ekiden.transports.flower.coordinator.courier import Absent
 from ekiden.transports.flower.coordinator.evaluating import EVALUATIONS
-from ekiden.transports.flower.coordinator.measuring import row_of
 from ekiden.transports.flower.trust import agreement as agreements
 from ekiden.transports.flower.trust import custody, keys
 from ekiden.transports.flower.trust.agreement import AGREEMENT, Agreement, no_samples
 from ekiden.transports.flower.trust.custody import Hop, Record, SignedTally, Tally
-from ekiden.transports.flower.trust.report import Reported, SiloReport, fits, total_of
+from ekiden.transports.flower.trust.report import Reported, SiloReport, fits, row_of, total_of
 from ekiden.transports.flower.trust.report import counting as counting_of_models
 
 _EXACT = 1e-9

@@ -27,7 +27,7 @@ from ekiden.transports.flower.silo import policy
 from ekiden.transports.flower.silo.silo_file import Held, SiloFile
 from ekiden.transports.flower.trust import custody, keys, sealing
 from ekiden.transports.flower.trust.agreement import Agreement, Revision
-from ekiden.transports.flower.trust.contents import Absence
+from ekiden.transports.flower.trust.parcel import Absence
 from ekiden.transports.flower.trust.sealing import Party, Plain, Sealer
 
 FILE = "requests.log"

@@ -23,8 +23,7 @@ from ekiden.training.network import on_meta
 from ekiden.transports.flower.silo.silo_file import EVALUATE, Held, SiloFile
 from ekiden.transports.flower.trust import custody, keys
 from ekiden.transports.flower.trust.agreement import Agreement
-from ekiden.transports.flower.trust.contents import Absence
-from ekiden.transports.flower.trust.parcel import Ask
+from ekiden.transports.flower.trust.parcel import Absence, Ask
 from ekiden.transports.flower.trust.sealing import Reader
 
 

@@ -10,11 +10,10 @@ from ekiden.data.tasks import terms as task_terms
 from ekiden.engine import wire
 from ekiden.engine.folder import code_version
 from ekiden.transports.flower.silo import approval, participation, policy
-from ekiden.transports.flower.silo.measuring import evaluate
 from ekiden.transports.flower.silo.participation import Admission, Agreed, sign, take_part
 from ekiden.transports.flower.silo.shelf import Shelf, drop_old_runs
 from ekiden.transports.flower.silo.silo_file import Held, SiloFile
-from ekiden.transports.flower.silo.tasks import SiloTasks
+from ekiden.transports.flower.silo.tasks import SiloTasks, evaluate
 from ekiden.transports.flower.trust import agreement as agreements
 from ekiden.transports.flower.trust import sealing
 from ekiden.transports.flower.trust.agreement import Agreement

@@ -21,12 +21,11 @@ from ekiden.data.assemble import assemble
 from ekiden.data.columns import listed
 from ekiden.data.doubts import fingerprints
 from ekiden.data.holdings import hold
-from ekiden.data.moments import ColumnSums, told_by
+from ekiden.data.moments import ColumnSums, read_agreed, told_by
 from ekiden.data.targets import in_order
 from ekiden.data.tasks import LanguageModelling, terms
 from ekiden.data.tasks.base import IGNORED
 from ekiden.methods import LAP, METHODS
-from ekiden.transports.flower.silo.scaling import read_agreed
 from ekiden.transports.flower.trust.agreement import check_name
 
 Held = tuple[Dataset, ClientData]

@@ -1,27 +1,40 @@
-"""Do the tasks of a run at a silo, each once. Values are kept, sealed for their readers, and made again if lost."""
+"""What a silo does in a run: tasks, each once, and measurements of models on its own test samples.
+
+Values are kept, sealed for their readers, and made again if lost. What silos report about models is limited.
+"""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ekiden.base.errors import UserError
+from ekiden.base.files import Damaged, marked, verified, write
+from ekiden.base.modular import Masked
+from ekiden.data.tasks.counting import Care
 from ekiden.engine import wire
+from ekiden.engine.evaluation import Built
 from ekiden.engine.method import payload_types, task_of
-from ekiden.engine.networks import initial_weights
+from ekiden.engine.networks import initial_weights, model_bytes
 from ekiden.engine.store import FolderJournal
 from ekiden.engine.wire import EVERYONE, SERVER, Encoded, Ref
 from ekiden.engine.worker import Job, Outcome, Worker
+from ekiden.training import fit as fitting
+from ekiden.training.elastic import adapted
+from ekiden.training.network import Network
+from ekiden.training.weights import Weights
 from ekiden.transports.flower.silo import policy
 from ekiden.transports.flower.silo.participation import Agreed
 from ekiden.transports.flower.silo.shelf import Asked, Done, LostValue, Place, Shelf, place_of, text_of
 from ekiden.transports.flower.trust import custody, keys
-from ekiden.transports.flower.trust.contents import Contents, check, opened, value_key
-from ekiden.transports.flower.trust.custody import Hop, Taken
+from ekiden.transports.flower.trust import report as reports
+from ekiden.transports.flower.trust.custody import Hop, Taken, Tally
 from ekiden.transports.flower.trust.masking import PartMasks, released
-from ekiden.transports.flower.trust.parcel import Answer, Ask, pack, unpack
+from ekiden.transports.flower.trust.parcel import Answer, Ask, Contents, check, opened, pack, unpack, value_key
+from ekiden.transports.flower.trust.report import Reported, SiloReport
 from ekiden.transports.flower.trust.sealing import Party
 
 log = logging.getLogger("ekiden")
@@ -128,10 +141,7 @@ class SiloTasks:
         if found is None:
             self.run.admission.check_disk()
             self.shelf.discard(place)
-            job = Job(ask.step, ask.call, self.run.file.name, ask.task, given.args, private)
-            outcome = self.run.worker.execute(job, FolderJournal(self.shelf.journal), digest[:16], self._masks(ask))
-            value = Encoded.of(wire.encode(outcome.value))
-            done = self._done(job, digest, contents, given, outcome, value)
+            outcome, done, value = self._execute(ask, digest, contents, given, private)
             if outcome.private is not private:
                 self.shelf.put_private(place, outcome.private)
             log.info("step %d: %s done", ask.step + 1, ask.task)
@@ -152,18 +162,17 @@ class SiloTasks:
         done, value = self._value(ask.key)
         return self._give(ask, ask.key, done, value if ask.eager else None)
 
-    def _done(
-        self,
-        job: Job,
-        digest: str,
-        contents: Contents,
-        given: GivenArguments,
-        outcome: Outcome,
-        value: Encoded,
-    ) -> Done:
-        """Return how a task ended."""
+    def _execute(
+        self, ask: Ask, digest: str, contents: Contents, given: GivenArguments, private: Any
+    ) -> tuple[Outcome, Done, Encoded]:
+        """Do a task; return how it ended and its value. Nothing is kept yet."""
+        job = Job(ask.step, ask.call, self.run.file.name, ask.task, given.args, private)
+        masks = _masks(self.run, ask, f"{ask.step}-{ask.task}")
+        outcome = self.run.worker.execute(job, FolderJournal(self.shelf.journal), digest[:16], masks)
+        value = Encoded.of(wire.encode(outcome.value))
         record = self._record(job, contents.arguments.digest, given.taken, outcome, value.digest)
-        return Done(digest, wire.size(outcome.value), outcome.work.forward, outcome.work.backward, record)
+        done = Done(digest, wire.size(outcome.value), outcome.work.forward, outcome.work.backward, record)
+        return outcome, done, value
 
     def _keep(self, place: Place, task: str, done: Done, value: Encoded, given: GivenArguments, request: bytes) -> None:
         """Store what a task returned, with the request from which it can be made again."""
@@ -225,13 +234,9 @@ class SiloTasks:
         except wire.WireError:
             raise hopeless from None
         self.run.admission.check_disk()
-        job = Job(ask.step, ask.call, name, ask.task, given.args, private)
-        journal = FolderJournal(self.shelf.journal)
-        outcome = self.run.worker.execute(job, journal, asked.digest[:16], self._masks(ask))
-        value = Encoded.of(wire.encode(outcome.value))
+        outcome, done, value = self._execute(ask, asked.digest, contents, given, private)
         if value.digest != asked.given:
             raise hopeless
-        done = self._done(job, asked.digest, contents, given, outcome, value)
         if outcome.private is not private:
             self.shelf.put_private((ask.step, ask.call), outcome.private)
         self._keep((ask.step, ask.call), ask.task, done, value, given, request)
@@ -289,18 +294,117 @@ class SiloTasks:
         )
         return custody.record(hop, self.run.sign).line()
 
-    def _masks(self, ask: Ask) -> PartMasks | None:
-        """Return the masks of what a task adds to sums; None if the run seals nothing."""
-        party, file = self.run.sealer, self.run.file
-        if not isinstance(party, Party):
-            return None
-
-        def public(name: str) -> str:
-            return keys.read_public(file.beside(file.link.peers) / f"{name}.pub")
-
-        name, agree = f"{ask.step}-{ask.task}", partial(released, self.run.terms, public)
-        return PartMasks(party, ask.members, file.limits.min_clients, name, self.run.admission.folder, agree)
-
     def _arguments(self, task: str, contents: Contents, own: Mapping[str, Encoded] | None = None) -> GivenArguments:
         """Return the task's arguments; `own` are values of this silo that are already loaded."""
         return gather(self.run.worker, self.run.file.name, task, contents, lambda key: self._value(key)[1], own or {})
+
+
+class Measured:
+    """The answers of one run, in its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @property
+    def models(self) -> int:
+        """Number of models measured so far."""
+        return sum(len(_read(path).counts) for path in self._folder.glob("measured-*.parcel"))
+
+    def find(self, digest: str) -> SiloReport | None:
+        """Return what was reported about exactly these models before."""
+        path = self._file(digest)
+        return _read(path) if path.exists() else None
+
+    def put(self, digest: str, found: SiloReport) -> None:
+        """Store an answer before it is sent."""
+        write(self._file(digest), marked([pack(found)]))
+
+    def _file(self, digest: str) -> Path:
+        return self._folder / f"measured-{digest[:32]}.parcel"
+
+
+def _read(path: Path) -> SiloReport:
+    try:
+        return unpack(verified(path.read_bytes()), SiloReport)[0]
+    except (OSError, Damaged, wire.WireError) as error:
+        raise UserError(f"{path} is damaged ({error}): the run cannot measure more models here") from None
+
+
+def evaluate(run: Agreed, ask: Ask, body: memoryview) -> bytes:
+    """Answer how each model does on this silo's test samples; if only silos may read models, only for the result."""
+    run.check_length(body)
+    models = wire.decode(run.sealer.open(body, ask.lock, SERVER, "models", ask.step).data, list[Weights])
+    setup = run.worker.setup
+    changed, clients = setup.method.changes_network, len(run.terms.clients)
+    if ask.clients != clients:
+        raise UserError(f"a result of {ask.clients} clients in a run of {clients}: refused")
+    if ask.results not in (0, 1) or len(models) - ask.results not in (0, clients) or not models:
+        raise UserError(f"{len(models)} models to measure in a run of {clients} silos: refused")
+    if changed and clients * model_bytes(setup) > run.most_bytes:  # before it is built: it has a network per client
+        raise UserError(f"a result of {clients} clients may be larger than {run.file.name} takes: refused")
+    plan = run.plan_without(ask.absent)
+    once = run.terms.sealed and plan is not None and not run.terms.measures
+    digests = [custody.digest(wire.chunks(model)) for model in models]
+    if run.terms.measures and (digests != [run.terms.measures] or ask.results != 1):
+        raise UserError("silos measure only the model that the terms name: refused")
+    if once and plan is not None:
+        initial = custody.digest(wire.chunks(initial_weights(setup)))
+        policy.check_result(run.terms, plan, initial, digests, ask.records)
+    kept = Measured(run.admission.folder)
+    digest = custody.digest([repr((ask.results, digests, ask.last)).encode()])
+    found = kept.find(digest)
+    if found is None:
+        policy.check_measured(run.file, kept.models, len(models), once=once)
+        found = _measure(run, models, ask, once=once)
+        kept.put(digest, found)
+    said = f"models measured: {len(models)}, {kept.models} of this run so far"
+    run.note(f", after step {ask.step}: {said}")
+    given = wire.encode(_given(run, ask, found, digest))
+    record = ""
+    if run.terms.keys:
+        place, result = (run.file.name, ask.step, ask.results), (tuple(digests), ask.last, custody.text_of(given))
+        tally = Tally(run.terms.run, run.terms.digest, *place, *result, run.data)
+        record = custody.measured(tally, run.sign).line()
+    return pack(Answer(run.file.name, record=record), (given,))
+
+
+def _given(run: Agreed, ask: Ask, found: SiloReport, digest: str) -> Reported:
+    """Return a report as it leaves the silo: under masks in a sealed run."""
+    masks = _masks(run, ask, f"measured-{digest[:32]}", f"tested-{digest[:16]}-")
+    masked = masks.added(None, found) if masks else found
+    if not isinstance(masked, Masked):  # nothing is sealed, or the run is of this silo alone
+        return Reported(shown=found)
+    return Reported(masked, found if run.file.limits.own_figures else None)
+
+
+def _masks(run: Agreed, ask: Ask, name: str, lists: str = PartMasks.lists) -> PartMasks | None:
+    """Return the masks of what this silo adds to a sum; None if the run seals nothing."""
+    party, file = run.sealer, run.file
+    if not isinstance(party, Party):
+        return None
+
+    def public(peer: str) -> str:
+        return keys.read_public(file.beside(file.link.peers) / f"{peer}.pub")
+
+    agree = partial(released, run.terms, public)
+    return PartMasks(party, ask.members, file.limits.min_clients, name, run.admission.folder, agree, lists)
+
+
+def _measure(run: Agreed, models: list[Weights], ask: Ask, *, once: bool) -> SiloReport:
+    """Measure models, of which the first `ask.results` are the run's and not a client's own."""
+    worker, setup, clients = run.worker, run.worker.setup, run.terms.clients
+    build = Built(setup.method, setup.build, len(clients))
+    counting = reports.counting(run.terms.labels, run.terms.outputs, len(models), last=ask.last)
+    answers = []
+    for i, model in enumerate(models):
+        bench = worker.bench("evaluation")
+        if setup.method.changes_network and i < ask.results:
+            bench.network = Network(adapted(build(), model), setup.hardware.device)
+        check(model, bench.network, whole=True)
+        bench.network.load(model)
+        answers.append(fitting.evaluate(bench, run.client.test, full=counting.full))
+    limits = run.file.limits
+    care = Care(limits.min_samples, limits.min_positives, coarse=not once)
+    personal = len(models) > ask.results
+    mine = ask.results + clients.index(run.file.name) if personal and run.file.name in clients else 0
+    return reports.report(counting, answers, mine, care, run.client.train.y)
