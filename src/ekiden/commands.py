@@ -36,7 +36,6 @@ from ekiden.serving.reading import column_in
 from ekiden.tables import sweep as sweeps
 from ekiden.tables import verdicts
 from ekiden.tables.experiment import PAPER
-from ekiden.tables.records import prepare
 from ekiden.tables.sweep import expand, summaries
 
 _LOOK = 0.5  # seconds between two looks at a run that computes
@@ -331,28 +330,21 @@ def sweep(
     Raises:
         UserError: the file cannot be read, or runs failed; finished runs are kept.
     """
-    kept = None if records is None else Path(records)
-    swept = sweeps.plan_sweep(Path(file), budget, None if out is None else Path(out), kept)
+    path, kept = Path(file), None if records is None else Path(records)
+    swept = sweeps.plan_sweep(path, budget, None if out is None else Path(out), kept)
     cells = sweeps.select(swept.experiment.cells, only, without)
-    jobs = sweeps.jobs(swept, swept.runs(cells), device)
-    content = Path(file).read_text(encoding="utf-8")
-    if kept:
-        prepare(kept)
-    sweeps.begin(swept, content)
-    tried: set[str] = set()
-    failed: dict[str, str] = {}
+    runs = {run.folder: run for run in swept.runs(cells)}
+    jobs = sweeps.jobs(swept, list(runs.values()), device)
+    outcomes = sweeps.SweepOutcomes(swept, path.read_text(encoding="utf-8"), kept)
 
-    def ended(event: launch.Event | launch.RunEnd) -> None:
-        if isinstance(event, launch.RunEnd) and not event.elsewhere:
-            tried.add(event.folder.name)
-            failed.update({event.folder.name: event.error} if event.error else {})
+    def note(event: launch.Event | launch.RunEnd) -> None:
+        if isinstance(event, launch.RunEnd):
+            outcomes.add(runs[event.folder], event)
 
     if jobs:
-        launch.execute(jobs, ended, cores or core_count(), apart=True)
-    sweeps.note_failures(swept, tried, failed)
-    if kept:
-        sweeps.keep_records(swept, content, kept)
-    if failed:
+        launch.execute(jobs, note, cores or core_count(), apart=True)
+    outcomes.end()
+    if failed := outcomes.failed:
         name, why = next(iter(failed.items()))
         raise UserError(f"{counted(len(failed), 'run')} failed, such as {name}: {why}: fix the cause and call it again")
     return verdicts.as_rows(verdicts.collect(swept, cells))

@@ -1,7 +1,6 @@
 """The command line of many runs: `ekiden sweep`, `results`, `report`, and `export` of metrics."""
 
-import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -22,7 +21,7 @@ from ekiden.results import tracking
 from ekiden.runs import launch, summary
 from ekiden.runs.launch import Board, RunEnd
 from ekiden.runs.summary import divergence, summarise
-from ekiden.tables import ledger, records, sweep, verdicts
+from ekiden.tables import ledger, sweep, verdicts
 from ekiden.tables.experiment import PAPER, Cell, Experiment
 from ekiden.tables.sweep import Sweep, SweepRun
 from ekiden.tables.verdicts import contrasts
@@ -84,44 +83,17 @@ def _run_sweep(options: SweepOptions, tell: Callable[[Any], None]) -> None:
         for run, why in damaged:
             console.print(f"damaged: {run.folder.name}: {why}", soft_wrap=True)
         return
-    content = options.file.read_text(encoding="utf-8")
-    if options.records:
-        records.prepare(options.records)
-    sweep.begin(swept, content)
-    tried: set[str] = set()
-    failed: dict[str, str] = {}
-    elsewhere: list[SweepRun] = []
-    unkept: list[SweepRun] = list(swept.runs())
-
-    def keep(content: str | None = None) -> None:
-        sweep.note_failures(swept, tried, failed)
-        if options.records:
-            sweep.keep_records(swept, content, options.records, unkept)
-        unkept.clear()
-
-    def ended(run: SweepRun, outcome: RunEnd) -> None:
-        """Save how a run ended. If this fails, the other runs go on, and the end of the sweep tries again."""
-        if outcome.elsewhere:
-            elsewhere.append(run)
-            return
-        tried.add(run.folder.name)
-        failed.update({run.folder.name: outcome.error} if outcome.error else {})
-        unkept.append(run)
-        with contextlib.suppress(UserError):
-            keep()
-
-    keep(content)
+    outcomes = sweep.SweepOutcomes(swept, options.file.read_text(encoding="utf-8"), options.records)
     if jobs:
-        _do(runs, jobs, options.cores or core_count(), ended)
-    wrong = len(failed) + _show(swept, cells, elsewhere, failed)
+        _do(runs, jobs, options.cores or core_count(), outcomes.add)
+    wrong = len(outcomes.failed) + _show(swept, cells, outcomes)
     tell(verdicts.as_rows(verdicts.collect(swept, cells)))
-    if unkept:
-        keep()
+    outcomes.end()
     if wrong:
         raise UserError(f"{wrong} of {len(runs)} runs failed (listed above): fix the cause and rerun the same command")
 
 
-def _show(swept: Sweep, cells: Sequence[Cell], elsewhere: Sequence[SweepRun], failed: Mapping[str, str]) -> int:
+def _show(swept: Sweep, cells: Sequence[Cell], outcomes: sweep.SweepOutcomes) -> int:
     """Print the results so far and everything that is missing; return how many finished runs do not count."""
     came = verdicts.collect(swept, cells)
     console.print(_table(swept.experiment, came))
@@ -135,9 +107,9 @@ def _show(swept: Sweep, cells: Sequence[Cell], elsewhere: Sequence[SweepRun], fa
         console.print(line, soft_wrap=True)
     for line in filter(None, (divergence(run) for result in came for run in result.runs)):
         console.print(line, soft_wrap=True)
-    for run in elsewhere:
+    for run in outcomes.elsewhere:
         console.print(f"in progress in another process: {run.folder.name}", soft_wrap=True)
-    for name, why in failed.items():
+    for name, why in outcomes.failed.items():
         console.print(f"failed: {name}: {why}", soft_wrap=True)
     return len(left_out)
 

@@ -28,7 +28,6 @@ from ekiden.base.modular import Masked
 T_co = TypeVar("T_co", covariant=True)
 SERVER = "server"
 EVERYONE = "*"
-R = TypeVar("R", bound=type)
 FORMAT = "ekiden-1"
 _DEPTH = 32
 _ALIGNMENT = 64  # bytes, as PyTorch has it

@@ -22,7 +22,6 @@ from ekiden.engine.folder import read_config
 from ekiden.results.result import LoadedModel
 from ekiden.runs.plan import plan_in
 
-_TEXTS = frozenset({".txt", ".md"})
 _TRIED = 64
 
 

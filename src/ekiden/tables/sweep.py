@@ -1,5 +1,6 @@
 """Sweeps: the runs of an experiment file, each in its own folder, so that a sweep can be stopped and continued."""
 
+import contextlib
 import json
 import re
 import shlex
@@ -12,7 +13,7 @@ from ekiden.base.errors import UserError, unknown
 from ekiden.base.files import write
 from ekiden.data import located
 from ekiden.engine.method import Method
-from ekiden.runs.launch import LaunchedRun
+from ekiden.runs.launch import LaunchedRun, RunEnd
 from ekiden.runs.plan import Plan, plan_in, stored
 from ekiden.runs.summary import Summary, summarise
 from ekiden.tables import experiment, records
@@ -323,6 +324,54 @@ def note_failures(sweep: Sweep, tried: Set[str], failed: Mapping[str, str]) -> N
     kept = {name: why for name, why in _failed(sweep.folder).items() if name not in tried}
     if kept or failed or (sweep.folder / FAILED).exists():
         write(sweep.folder / FAILED, [json.dumps(kept | dict(failed), indent=1).encode()])
+
+
+class SweepOutcomes:
+    """Keeps how the runs of a sweep end: why they failed, and records of those that are finished.
+
+    Attributes:
+        failed: why runs failed, by the names of their folders.
+        elsewhere: runs on which another process is working.
+    """
+
+    def __init__(self, sweep: Sweep, content: str, file: Path | None) -> None:
+        """Make the sweep folder, and record the runs that are finished.
+
+        Args:
+            sweep: the sweep.
+            content: text of the experiment file.
+            file: the file of records; None keeps no records.
+        """
+        self.failed: dict[str, str] = {}
+        self.elsewhere: list[SweepRun] = []
+        self._sweep, self._file, self._tried = sweep, file, set[str]()
+        self._unkept = list(sweep.runs())
+        if file:
+            records.prepare(file)
+        begin(sweep, content)
+        self._keep(content)
+
+    def add(self, run: SweepRun, outcome: RunEnd) -> None:
+        """Save how a run ended. If this fails, the other runs go on, and `end` tries again."""
+        if outcome.elsewhere:
+            self.elsewhere.append(run)
+            return
+        self._tried.add(run.folder.name)
+        self.failed.update({run.folder.name: outcome.error} if outcome.error else {})
+        self._unkept.append(run)
+        with contextlib.suppress(UserError):
+            self._keep()
+
+    def end(self) -> None:
+        """Save what could not be saved before."""
+        if self._unkept:
+            self._keep()
+
+    def _keep(self, content: str | None = None) -> None:
+        note_failures(self._sweep, self._tried, self.failed)
+        if self._file:
+            keep_records(self._sweep, content, self._file, self._unkept)
+        self._unkept.clear()
 
 
 def failures(sweep: Sweep) -> list[tuple[SweepRun, str]]:

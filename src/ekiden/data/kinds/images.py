@@ -27,7 +27,6 @@ from ekiden.data.undecoded import Encoding, Inputs, Raw
 
 CHUNK = 128  # images that a thread decodes at a time
 _FEW = 64  # of the 256 levels; with fewer, the values of 16-bit images fill only a small part of their range
-Pixels = NDArray[np.uint8]
 _Item: TypeAlias = tuple[Raw, int]
 """a part of a source and the place of an image in it"""
 

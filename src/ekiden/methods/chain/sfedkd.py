@@ -8,15 +8,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ekiden.base.checks import Count, Fraction, NonNegative, Positive, require
-from ekiden.engine.federation import Fed, in_order
-from ekiden.engine.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, Traits, on_client
-from ekiden.engine.wire import Ref
-from ekiden.engine.worker import Client
+from ekiden.authoring import (
+    CLASSES,
+    INITIAL,
+    Client,
+    Count,
+    Fed,
+    Forward,
+    Fraction,
+    Method,
+    NonNegative,
+    Objective,
+    OwnSamples,
+    Positive,
+    Ref,
+    Size,
+    State,
+    Traits,
+    Weights,
+    on_client,
+    require,
+)
+from ekiden.engine.federation import in_order
 from ekiden.methods.blocks.rounds import participants
 from ekiden.methods.chain.blocks.distillation import kl, without
-from ekiden.training.objective import Forward, Objective
-from ekiden.training.weights import Weights
 
 
 class Counts(NamedTuple):

@@ -7,14 +7,23 @@ from typing import Annotated, Literal, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from ekiden.base.checks import BelowOne, NonNegative, Range
-from ekiden.base.errors import UserError
+from ekiden.authoring import (
+    INITIAL,
+    BelowOne,
+    Client,
+    Fed,
+    NonNegative,
+    Range,
+    Ref,
+    Size,
+    State,
+    Task,
+    Traits,
+    UserError,
+    Weights,
+    on_client,
+)
 from ekiden.base.sums import FULL, LEAST, AnySums, Rounding
-from ekiden.data.tasks import Task
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Size, State, Traits, on_client
-from ekiden.engine.wire import Ref
-from ekiden.engine.worker import Client
 from ekiden.methods.exact.blocks import gaussian_heads as heads
 from ekiden.methods.exact.blocks.fixed_features import (
     FixedFeatures,
@@ -27,7 +36,6 @@ from ekiden.methods.exact.blocks.fixed_features import (
 )
 from ekiden.models.patches import PatchSums
 from ekiden.models.whole_features import PatchFeatures, WholeFeatures
-from ekiden.training.weights import Weights
 
 
 class Handoff(NamedTuple):

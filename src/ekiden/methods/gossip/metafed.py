@@ -6,14 +6,24 @@ from dataclasses import dataclass, field
 import torch.nn.functional as F
 from torch import Tensor
 
-from ekiden.base.checks import Count, CountOrZero, NonNegative
-from ekiden.data.tasks import Classification, Task
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, State, Traits, on_client
-from ekiden.engine.worker import Client
+from ekiden.authoring import (
+    INITIAL,
+    Client,
+    Count,
+    CountOrZero,
+    Fed,
+    Forward,
+    Method,
+    NonNegative,
+    Objective,
+    State,
+    Task,
+    Traits,
+    Weights,
+    on_client,
+)
+from ekiden.data.tasks import Classification
 from ekiden.models.split import Split, as_split
-from ekiden.training.objective import Forward, Objective
-from ekiden.training.weights import Weights
 
 
 @dataclass(frozen=True)

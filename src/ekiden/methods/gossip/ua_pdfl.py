@@ -7,15 +7,28 @@ from typing import Literal, NamedTuple, cast
 import torch
 from torch import Generator, Tensor
 
-from ekiden.base.checks import Count, Fraction, NonNegative
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, Size, State, on_client
-from ekiden.engine.wire import Ref
-from ekiden.engine.worker import Client
+from ekiden.authoring import (
+    CLASSES,
+    INITIAL,
+    NUMBERS,
+    Client,
+    Count,
+    Fed,
+    Forward,
+    Fraction,
+    NonNegative,
+    Objective,
+    Ref,
+    Size,
+    State,
+    Weights,
+    Work,
+    cross_entropy,
+    mean,
+    on_client,
+)
 from ekiden.methods.blocks.rounds import PersonalMethod, own_models, training_of
 from ekiden.methods.gossip.blocks import topology
-from ekiden.training.objective import Forward, Objective, Work, cross_entropy
-from ekiden.training.weights import Weights, mean
 
 Divergence = Literal["jeffreys", "js"]
 

@@ -6,16 +6,25 @@ from typing import Literal
 
 import torch
 
-from ekiden.base.checks import Count, CountOrZero, NonNegative
-from ekiden.base.errors import UserError
+from ekiden.authoring import (
+    CLASSES,
+    INITIAL,
+    Client,
+    Count,
+    CountOrZero,
+    Fed,
+    NonNegative,
+    Size,
+    State,
+    UserError,
+    Weights,
+    on_client,
+)
 from ekiden.data.tasks import Need
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, INITIAL, Size, State, on_client
-from ekiden.engine.worker import Client
 from ekiden.methods.blocks.combining import Rule, class_mean, combine, owned, refuse
 from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
 from ekiden.methods.blocks.rounds import note_apart, shortened
-from ekiden.training.weights import Layout, Weights
+from ekiden.training.weights import Layout
 
 Head = Literal["mean", "class-wise", "class-counts"]
 

@@ -9,17 +9,30 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from ekiden.base.checks import Count, CountOrZero, Fraction, NonNegative, Positive, Range
+from ekiden.authoring import (
+    CLASSES,
+    INITIAL,
+    NUMBERS,
+    Client,
+    Count,
+    CountOrZero,
+    Fed,
+    Fraction,
+    Method,
+    NonNegative,
+    Positive,
+    Range,
+    State,
+    Traits,
+    Weights,
+    Work,
+    on_client,
+)
 from ekiden.base.seeds import seeded
 from ekiden.engine import wire
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, Method, State, Traits, on_client
-from ekiden.engine.worker import Client
 from ekiden.methods.one_shot.blocks.synthesis import Distilled, SampleGenerator, as_made, batches, softened, synthesise
 from ekiden.training.fit import kept
 from ekiden.training.network import Network
-from ekiden.training.objective import Work
-from ekiden.training.weights import Weights
 
 _CLIP = 10.0  # largest norm of a gradient, of generator and student
 

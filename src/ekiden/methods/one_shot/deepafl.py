@@ -9,16 +9,28 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ekiden.base.checks import Count, CountOrZero, Positive
-from ekiden.base.errors import UserError
+from ekiden.authoring import (
+    INITIAL,
+    NUMBERS,
+    VECTORS,
+    Client,
+    Count,
+    CountOrZero,
+    Fed,
+    Method,
+    Positive,
+    Size,
+    State,
+    Task,
+    Traits,
+    UserError,
+    Weights,
+    on_client,
+)
 from ekiden.base.seeds import derive
-from ekiden.data.tasks import Need, Task
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, NUMBERS, VECTORS, Method, Size, State, Traits, on_client
-from ekiden.engine.worker import Client
+from ekiden.data.tasks import Need
 from ekiden.models.split import SplitNetwork
 from ekiden.training.network import Network, fresh, trial
-from ekiden.training.weights import Weights
 
 ACTIVATIONS = {"gelu": nn.GELU, "tanh": nn.Tanh, "relu": nn.ReLU}
 

@@ -8,17 +8,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ekiden.base.checks import Count, NonNegative, Positive, Range
+from ekiden.authoring import (
+    INITIAL,
+    NUMBERS,
+    VECTORS,
+    Client,
+    Count,
+    Fed,
+    Method,
+    NonNegative,
+    Positive,
+    Range,
+    State,
+    Traits,
+    Weights,
+    Work,
+    mean,
+    on_client,
+)
 from ekiden.base.seeds import seeded
 from ekiden.engine import wire
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, NUMBERS, VECTORS, Method, State, Traits, on_client
-from ekiden.engine.worker import Client
 from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel
 from ekiden.methods.one_shot.blocks.synthesis import Distilled, SampleGenerator, as_made, batches, synthesise
 from ekiden.training.network import Network
-from ekiden.training.objective import Work
-from ekiden.training.weights import Weights, mean
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,20 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.base.checks import Count, Positive
-from ekiden.base.errors import UserError
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, INITIAL, Size, State, Traits, on_client
-from ekiden.engine.worker import Client
+from ekiden.authoring import (
+    CLASSES,
+    INITIAL,
+    Client,
+    Count,
+    Fed,
+    Positive,
+    Size,
+    State,
+    Traits,
+    UserError,
+    Weights,
+    on_client,
+)
 from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
 from ekiden.methods.one_shot.average import Average
 from ekiden.methods.one_shot.blocks.curvature import (
@@ -26,7 +35,7 @@ from ekiden.methods.one_shot.blocks.curvature import (
     shares,
     whole,
 )
-from ekiden.training.weights import Layer, Layout, Weights
+from ekiden.training.weights import Layer, Layout
 
 _MOMENTUM, _SQUARES, _EPSILON = 0.9, 0.99, 0.01
 """β1, β2, ε of the authors' Adam"""

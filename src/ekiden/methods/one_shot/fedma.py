@@ -7,16 +7,28 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from ekiden.base.checks import Count, CountOrZero, Positive, require
-from ekiden.base.errors import UserError
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, Traits, on_client
-from ekiden.engine.worker import Client
+from ekiden.authoring import (
+    CLASSES,
+    INITIAL,
+    Client,
+    Count,
+    CountOrZero,
+    Fed,
+    Method,
+    OwnSamples,
+    Positive,
+    Size,
+    State,
+    Traits,
+    UserError,
+    Weights,
+    on_client,
+    require,
+)
 from ekiden.methods.blocks.one_shot import Init, Trained
 from ekiden.methods.one_shot.blocks.matching import Matching, Process, class_shares, match
 from ekiden.training.elastic import Elastic, Form, adapted, assemble, check, matrices
 from ekiden.training.network import Network
-from ekiden.training.weights import Weights
 
 
 class FirstLayer(NamedTuple):

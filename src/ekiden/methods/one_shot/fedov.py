@@ -8,15 +8,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ekiden.base.checks import Count, CountOrZero, NonNegative
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, CONTINUOUS, INITIAL, State, Traits, on_client
-from ekiden.engine.worker import Client
+from ekiden.authoring import (
+    CLASSES,
+    CONTINUOUS,
+    INITIAL,
+    Client,
+    Count,
+    CountOrZero,
+    Fed,
+    Forward,
+    NonNegative,
+    Objective,
+    State,
+    Traits,
+    Weights,
+    Work,
+    on_client,
+)
 from ekiden.methods.blocks.one_shot import Init, OneShot
 from ekiden.methods.one_shot.blocks.ensemble import copies
 from ekiden.training.network import Network
-from ekiden.training.objective import Forward, Objective, Work
-from ekiden.training.weights import Weights
 
 
 def destroy(x: Tensor) -> Tensor:

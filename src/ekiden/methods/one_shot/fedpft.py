@@ -9,17 +9,31 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from ekiden.base.checks import Count, NonNegative, Positive, require
-from ekiden.base.errors import UserError
-from ekiden.base.settings import Training
-from ekiden.engine.federation import Fed, in_order
-from ekiden.engine.method import CLASSES, INITIAL, Method, OwnSamples, Size, State, Traits, on_client
-from ekiden.engine.wire import Ref
-from ekiden.engine.worker import Client
+from ekiden.authoring import (
+    CLASSES,
+    INITIAL,
+    Client,
+    Count,
+    Fed,
+    Method,
+    NonNegative,
+    OwnSamples,
+    Positive,
+    Ref,
+    Size,
+    State,
+    Training,
+    Traits,
+    UserError,
+    Weights,
+    on_client,
+    require,
+)
+from ekiden.engine.federation import in_order
 from ekiden.methods.blocks.mixtures import Covariance, Mixtures, fit, size_of_covariance
 from ekiden.training.fit import Diverged, optimizer
 from ekiden.training.network import Network, trial
-from ekiden.training.weights import Part, Weights
+from ekiden.training.weights import Part
 
 
 class Own(NamedTuple):

@@ -11,18 +11,31 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from ekiden.base.checks import BelowOne, Count, NonNegative, Positive, Range
-from ekiden.base.errors import UserError
+from ekiden.authoring import (
+    CLASSES,
+    INITIAL,
+    BelowOne,
+    Client,
+    Count,
+    Fed,
+    Method,
+    NonNegative,
+    Positive,
+    Range,
+    Ref,
+    Size,
+    State,
+    Traits,
+    UserError,
+    Weights,
+    mean,
+    on_client,
+)
 from ekiden.data.samples import Subset
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, INITIAL, Method, Size, State, Traits, on_client
-from ekiden.engine.wire import Ref
-from ekiden.engine.worker import Client
 from ekiden.methods.blocks.one_shot import Init
 from ekiden.methods.one_shot.blocks.ensemble import copies
 from ekiden.methods.rounds.fedavg import FedAvg, ServerOptimizer
 from ekiden.training.network import Network
-from ekiden.training.weights import Weights, mean
 
 Form = Literal["linear", "per-class", "mlp", "ridge"]
 

@@ -7,15 +7,24 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.base.checks import Count, Positive
-from ekiden.base.errors import UserError
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, INITIAL, Size, State, Traits, on_client
-from ekiden.engine.worker import Client
+from ekiden.authoring import (
+    CLASSES,
+    INITIAL,
+    Client,
+    Count,
+    Fed,
+    Positive,
+    Size,
+    State,
+    Traits,
+    UserError,
+    Weights,
+    on_client,
+)
 from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
 from ekiden.methods.one_shot.average import Average
 from ekiden.methods.one_shot.blocks.curvature import Labels, diagonal, refuse, shares
-from ekiden.training.weights import Layer, Layout, Weights
+from ekiden.training.weights import Layer, Layout
 
 
 class DiagonalInformed(NamedTuple):

@@ -9,18 +9,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ekiden.base.checks import Count, CountOrZero, NonNegative, require
-from ekiden.base.errors import UserError
+from ekiden.authoring import (
+    INITIAL,
+    Client,
+    Count,
+    CountOrZero,
+    Fed,
+    NonNegative,
+    Size,
+    State,
+    UserError,
+    Weights,
+    Work,
+    on_client,
+    require,
+)
 from ekiden.base.outside import require_extra
 from ekiden.data.tasks import Need
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Size, State, on_client
-from ekiden.engine.worker import Client
 from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
 from ekiden.methods.one_shot.average import Average
 from ekiden.training.network import Network, trial
-from ekiden.training.objective import Work
-from ekiden.training.weights import Layer, Layout, Weights
+from ekiden.training.weights import Layer, Layout
 
 Matching = Callable[[int, Tensor, Tensor], Tensor]
 """(layer number, its units' rows (a, d), the target's rows (b, d)) -> transport (a, b) whose columns sum to 1."""

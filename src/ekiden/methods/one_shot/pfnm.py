@@ -6,16 +6,25 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor, nn
 
-from ekiden.base.checks import Count, CountOrZero, Positive
-from ekiden.base.errors import UserError
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, INITIAL, Size, State, Traits, on_client
-from ekiden.engine.worker import Client
+from ekiden.authoring import (
+    CLASSES,
+    INITIAL,
+    Client,
+    Count,
+    CountOrZero,
+    Fed,
+    Positive,
+    Size,
+    State,
+    Traits,
+    UserError,
+    Weights,
+    on_client,
+)
 from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
 from ekiden.methods.one_shot.blocks.matching import Process, class_shares, match
 from ekiden.training.elastic import Elastic, Form, assemble, check, matrices
 from ekiden.training.network import Network
-from ekiden.training.weights import Weights
 
 
 @dataclass(frozen=True)

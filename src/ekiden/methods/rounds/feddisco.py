@@ -7,10 +7,20 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.base.checks import Count, Fraction, NonNegative, Positive
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, OwnSamples, State, on_client
-from ekiden.engine.worker import Client
+from ekiden.authoring import (
+    CLASSES,
+    Client,
+    Count,
+    Fed,
+    Fraction,
+    NonNegative,
+    OwnSamples,
+    Positive,
+    State,
+    Weights,
+    mean,
+    on_client,
+)
 from ekiden.methods.blocks.rounds import (
     ParallelMethod,
     arrived,
@@ -20,7 +30,6 @@ from ekiden.methods.blocks.rounds import (
     sample,
     server_step,
 )
-from ekiden.training.weights import Weights, mean
 
 Measure = Literal["kl", "l1", "l2", "cosine"]
 

@@ -6,11 +6,19 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ekiden.base.checks import BelowOne, Count, Fraction, NonNegative, Positive
-from ekiden.base.settings import Training
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import State, on_client
-from ekiden.engine.worker import Client
+from ekiden.authoring import (
+    BelowOne,
+    Client,
+    Count,
+    Fed,
+    Fraction,
+    NonNegative,
+    Positive,
+    State,
+    Training,
+    Weights,
+    on_client,
+)
 from ekiden.methods.blocks.rounds import (
     ParallelMethod,
     Proximal,
@@ -26,7 +34,6 @@ from ekiden.methods.blocks.rounds import (
     sample,
     sample_weight,
 )
-from ekiden.training.weights import Weights
 
 
 class Progress(NamedTuple):

@@ -7,10 +7,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ekiden.base.checks import Count, CountOrZero, Fraction, NonNegative, Positive
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import State, on_client
-from ekiden.engine.worker import Client
+from ekiden.authoring import (
+    Client,
+    Count,
+    CountOrZero,
+    Fed,
+    Forward,
+    Fraction,
+    NonNegative,
+    Objective,
+    Positive,
+    State,
+    Weights,
+    cross_entropy,
+    on_client,
+)
 from ekiden.methods.blocks.combining import Rule
 from ekiden.methods.blocks.rounds import (
     ParallelMethod,
@@ -26,8 +37,7 @@ from ekiden.methods.blocks.rounds import (
     server_step,
 )
 from ekiden.models.split import Split, as_split
-from ekiden.training.objective import Forward, FunctionLoss, Objective, cross_entropy
-from ekiden.training.weights import Weights
+from ekiden.training.objective import FunctionLoss
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from ekiden.base.checks import Count, CountOrZero, NonNegative
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, State, on_client
-from ekiden.engine.worker import Client
+from ekiden.authoring import (
+    INITIAL,
+    Client,
+    Count,
+    CountOrZero,
+    Fed,
+    Method,
+    NonNegative,
+    State,
+    Weights,
+    mean,
+    on_client,
+)
 from ekiden.methods.blocks.one_shot import Init
 from ekiden.methods.chain.fedelmy.diversity import Measure
 from ekiden.methods.chain.fedelmy.fedelmy import FedELMY
-from ekiden.training.weights import Weights, mean
 
 
 @dataclass(frozen=True)

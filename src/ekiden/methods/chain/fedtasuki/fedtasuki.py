@@ -8,14 +8,28 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.base.checks import BelowOne, Count, Positive, require
-from ekiden.base.errors import UserError
+from ekiden.authoring import (
+    CLASSES,
+    INITIAL,
+    NUMBERS,
+    BelowOne,
+    Client,
+    Count,
+    Fed,
+    Method,
+    Positive,
+    Size,
+    State,
+    Training,
+    Traits,
+    UserError,
+    Weights,
+    on_client,
+    require,
+)
 from ekiden.base.seeds import seeded
-from ekiden.base.settings import Training
 from ekiden.data.tasks import Need
-from ekiden.engine.federation import Fed, in_order
-from ekiden.engine.method import CLASSES, INITIAL, NUMBERS, Method, Size, State, Traits, on_client
-from ekiden.engine.worker import Client
+from ekiden.engine.federation import in_order
 from ekiden.methods.chain.blocks.distillation import Distillation, Form, Invent, scrambled
 from ekiden.methods.chain.fedtasuki.statistics import (
     SHARE,
@@ -29,7 +43,7 @@ from ekiden.methods.chain.fedtasuki.statistics import (
     size,
     size_of_means,
 )
-from ekiden.training.weights import Layer, Weights
+from ekiden.training.weights import Layer
 
 
 class TeacherHandoff(NamedTuple):

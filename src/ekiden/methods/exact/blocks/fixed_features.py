@@ -12,22 +12,32 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from ekiden.authoring import Task
-from ekiden.base.checks import Count, CountOrZero, NonNegative, Positive
-from ekiden.base.errors import UserError, unknown
+from ekiden.authoring import (
+    CLASSES,
+    NUMBERS,
+    VECTORS,
+    Client,
+    Count,
+    CountOrZero,
+    Method,
+    NonNegative,
+    Positive,
+    Size,
+    Task,
+    UserError,
+    Weights,
+)
+from ekiden.base.errors import unknown
 from ekiden.base.sums import FULL, LARGEST, AnySums, Rounding, measure, measure_targets, size, size_of_targets
 from ekiden.data.samples import Dataset, Subset
 from ekiden.data.tasks import Classification, Need
 from ekiden.engine.federation import in_order
 from ekiden.engine.folder import read_config, tensors_digest
-from ekiden.engine.method import CLASSES, NUMBERS, VECTORS, Method, Size
-from ekiden.engine.worker import Client
 from ekiden.models.patches import PatchSums
 from ekiden.models.split import SplitNetwork, as_split
 from ekiden.models.whole_features import FrozenNetwork, PatchFeatures, RandomFourier, RandomReLU, WholeFeatures
 from ekiden.training import frozen
 from ekiden.training.network import Network, trial
-from ekiden.training.weights import Weights
 
 PREFIX = "run:"
 _NAMED = re.compile(r"run:[0-9a-f]{32}")

@@ -9,13 +9,22 @@ from typing import Annotated, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from ekiden.base.checks import NonNegative, Range
-from ekiden.base.errors import UserError
+from ekiden.authoring import (
+    INITIAL,
+    Client,
+    Fed,
+    NonNegative,
+    Range,
+    Size,
+    State,
+    Task,
+    Traits,
+    UserError,
+    Weights,
+    on_client,
+)
 from ekiden.data.samples import Subset
-from ekiden.data.tasks import Classification, Task
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Size, State, Traits, on_client
-from ekiden.engine.worker import Client
+from ekiden.data.tasks import Classification
 from ekiden.methods.exact.blocks import gaussian_heads as heads
 from ekiden.methods.exact.blocks.fixed_features import (
     FixedFeatures,
@@ -39,7 +48,6 @@ from ekiden.methods.exact.fedkrylov.payloads import (
     answer_step,
 )
 from ekiden.methods.exact.fedkrylov.solver import Preconditioner, Problem, Span, next_directions
-from ekiden.training.weights import Weights
 
 _ROWS = 1024  # samples that are multiplied together
 _OWN = 8192  # most samples of the last client in the preconditioner

@@ -7,13 +7,22 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.base.checks import Count, CountOrZero, Fraction, NonNegative, require
-from ekiden.base.errors import UserError
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import OwnSamples, State, on_client
-from ekiden.engine.worker import Client
+from ekiden.authoring import (
+    Client,
+    Count,
+    CountOrZero,
+    Fed,
+    Fraction,
+    NonNegative,
+    OwnSamples,
+    State,
+    UserError,
+    Weights,
+    mean,
+    on_client,
+    require,
+)
 from ekiden.methods.blocks.rounds import PersonalMethod, own_models, training_of
-from ekiden.training.weights import Weights, mean
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,28 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.base.checks import Count, CountOrZero, Fraction, NonNegative, require
-from ekiden.base.errors import UserError
+from ekiden.authoring import (
+    Client,
+    Count,
+    CountOrZero,
+    Fed,
+    Fraction,
+    Method,
+    NonNegative,
+    OwnSamples,
+    Size,
+    State,
+    Traits,
+    UserError,
+    Weights,
+    mean,
+    on_client,
+    require,
+)
 from ekiden.engine import wire
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import Method, OwnSamples, Size, State, Traits, on_client
-from ekiden.engine.worker import Client
 from ekiden.methods.blocks.rounds import at_server, last_iterate, local_training, participants
 from ekiden.methods.gossip.blocks.masks import pack, unpack
 from ekiden.methods.gossip.criticalfl.criticalfl import CriticalPeriods, Squares, due, resize
-from ekiden.training.weights import Weights, mean
 
 
 class Upload(NamedTuple):

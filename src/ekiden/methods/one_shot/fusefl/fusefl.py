@@ -8,19 +8,33 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ekiden.base.checks import Count, Positive, Range
-from ekiden.base.errors import UserError
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import CLASSES, INITIAL, Method, Size, State, Traits, on_client
-from ekiden.engine.wire import Ref
-from ekiden.engine.worker import Client
+from ekiden.authoring import (
+    CLASSES,
+    INITIAL,
+    Client,
+    Count,
+    Fed,
+    Forward,
+    Method,
+    Objective,
+    Positive,
+    Range,
+    Ref,
+    Size,
+    State,
+    Traits,
+    UserError,
+    Weights,
+    Work,
+    cross_entropy,
+    mean,
+    on_client,
+)
 from ekiden.methods.one_shot.fusefl.ccvr import ClassGaussians, calibrate, drawn, measure
 from ekiden.methods.one_shot.fusefl.fused import Adapter, Fused, Stage, channels, content, cut, filled, read, thin
 from ekiden.models.split import as_split
 from ekiden.training import frozen
 from ekiden.training.network import Network, fresh, trial
-from ekiden.training.objective import Forward, Objective, Work, cross_entropy
-from ekiden.training.weights import Weights, mean
 
 STEPS = 64  # widths that are tried, as shares of the network's
 

@@ -7,13 +7,28 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.base.checks import Count, CountOrZero, Fraction, NonNegative, require
-from ekiden.base.errors import UserError
+from ekiden.authoring import (
+    INITIAL,
+    Client,
+    Count,
+    CountOrZero,
+    Fed,
+    Fraction,
+    Method,
+    Model,
+    NonNegative,
+    Objective,
+    Ref,
+    Size,
+    State,
+    Traits,
+    UserError,
+    Weights,
+    mean,
+    on_client,
+    require,
+)
 from ekiden.data.tasks import Need
-from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, Model, Size, State, Traits, on_client
-from ekiden.engine.wire import Ref
-from ekiden.engine.worker import Client
 from ekiden.methods.blocks.glam import alignment
 from ekiden.methods.blocks.rounds import (
     arrived,
@@ -26,8 +41,6 @@ from ekiden.methods.blocks.rounds import (
     with_sizes,
 )
 from ekiden.methods.rounds.spfl.host import ClientRound, Closing, Host, ServerRound, Vectors, host_named
-from ekiden.training.objective import Objective
-from ekiden.training.weights import Weights, mean
 
 Order = Literal["latin", "random", "fixed"]
 
