@@ -139,8 +139,8 @@ def run(  # noqa: D417  (there are no others)
             "lora:r=8,alpha=16,targets=query+value", low-rank adapters and the head. The rest is frozen: it does not
             travel, and stays in evaluation mode.
         pretrained: a safetensors file with the model's weights by name.
-        track: "tensorboard" or "mlflow", to follow the metrics during the run; needs `folder`. If a tracker fails, a
-            warning is logged and the run continues.
+        track: "tensorboard", "mlflow", "wandb" or "trackio", or several, to follow the metrics during the run; needs
+            `folder`. If a tracker fails, a warning is logged and the run continues.
         metric: the headline metric, which chooses the best epoch on validation data and is `Result.score`: a name
             (docs/tasks.md), a function (answers, labels) -> number for which more is better, or a `Metric`. Empty means
             the task's first metric, which is accuracy in classification.

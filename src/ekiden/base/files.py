@@ -245,7 +245,7 @@ def is_held(path: Path) -> bool:
 
 @contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold the lock of a file for a while; see `hold`."""
+    """Hold the lock of a file for a while; see `hold_lock`."""
     lock = hold_lock(path, wait=wait)
     try:
         yield

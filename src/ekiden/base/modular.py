@@ -44,7 +44,7 @@ class Masked:
     and `shared` is header.
 
     Attributes:
-        form: JSON tree of the payload; see `engine.summing`.
+        form: JSON tree of the payload; see `ekiden.engine.transport.summands`.
         numbers: whole numbers modulo 2^bits, as int16, int32 or int64; those of other bits packed in uint8.
         bits: of the numbers in each tensor.
         shared: whole numbers that all parts share, not masked.

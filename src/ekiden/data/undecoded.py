@@ -94,7 +94,7 @@ class Inputs(Checked, ABC):
         Args:
             raw: as in `encode`.
             shape: shape of the samples that the model takes.
-            notes: collects what the user should know, `decode.Notes`.
+            notes: collects what the user should know, such as `ekiden.data.kinds.images.Notes`.
         """
         return self.encode(raw)
 

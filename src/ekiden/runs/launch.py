@@ -288,7 +288,7 @@ class _Running:
 
 
 class Board:
-    """Show the runs of a sweep; pass `report` to `launch.execute`."""
+    """Shows the runs of a sweep; pass `report` to `launch.execute`."""
 
     def __init__(
         self, console: Console, names: Sequence[str], groups: Sequence[str], known: Mapping[str, float], cores: int

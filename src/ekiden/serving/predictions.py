@@ -183,7 +183,7 @@ def predict(
 
     The columns are `file`; `row`, if a file holds several samples; `prediction`, the name of the class, and
     `probability_NAME` for each class. `Answers` describes those of other tasks. Segmentation writes a folder of masks;
-    see `masks`. If a sample cannot be read, nothing is written.
+    see `write_masks`. If a sample cannot be read, nothing is written.
 
     Args:
         model: from `ekiden.load_model`.

@@ -61,7 +61,7 @@ def aligned(
     log_p = F.log_softmax(logits, dim=1)
     loss = F.nll_loss(log_p, y)
     if reference is not None:
-        loss = loss - rho * (F.softmax(reference, dim=1) * log_p).sum(1).mean()
+        loss = loss - rho * (F.softmax(reference, dim=1) * log_p).sum(1).mean()  # L_ag = -Σ p_g log p
     if previous is not None:
         log_q = F.log_softmax(previous, dim=1)
         loss = loss + tau * ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(1).mean() / 2

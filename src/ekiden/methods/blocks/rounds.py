@@ -112,7 +112,7 @@ def local_training(client: Client, lr_decay: float, round: int) -> Training:
 
 
 def arrived(fed: Fed, asked: Mapping[K, Ref[T]], at_least: int = 1) -> dict[K, T]:
-    """Return the values that arrived, by their Refs.
+    """Return the values that arrived, by the keys of `asked`.
 
     Raises:
         ClientMissing: fewer arrived.

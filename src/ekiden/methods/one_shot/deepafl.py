@@ -238,7 +238,7 @@ class DeepAFL(Method):
                 residual.random = drawn(t + 1, self.width, self.random_features)
                 residual.delta.double()
                 if 2 * t + 1 < len(solutions):
-                    residual.delta.weight.copy_(solutions[2 * t] @ solutions[2 * t + 1].T)
+                    residual.delta.weight.copy_(solutions[2 * t] @ solutions[2 * t + 1].T)  # (D, F) Δᵀ = W_t G_tᵀ
                 head.append(residual)
             if solutions:
                 last.weight.copy_(solutions[(len(solutions) - 1) // 2 * 2].T)

@@ -305,7 +305,7 @@ def ridge(sums: Sequence[RegressionSums], penalty: float) -> Tensor:
     rss = n - 2 * (start * cross).sum() + (start * (gram @ start)).sum()  # of W_0; the rows of Y have length 1
     values, vectors = torch.linalg.eigh(gram)
     values = values.clamp(min=0)
-    slopes = vectors.T @ (cross - gram @ start)
+    slopes = vectors.T @ (cross - gram @ start)  # W - W_0 is the ridge regression of Y - ΦW_0
 
     def validation(weight: Tensor) -> Tensor:
         fit = (slopes.square().sum(1) * (values + 2 * weight) / (values + weight) ** 2).sum()

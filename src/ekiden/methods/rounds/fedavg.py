@@ -54,8 +54,8 @@ class FedAvg(ParallelMethod):
     Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson, Blaise Agüera y Arcas: Communication-Efficient Learning
     of Deep Networks from Decentralized Data. AISTATS 2017. https://arxiv.org/abs/1602.05629
 
-    With `server_momentum` it is FedAvgM; with `server = "adam"` FedAdam of Sashank Reddi et al.: Adaptive Federated
-    Optimization. ICLR 2021. https://arxiv.org/abs/2003.00295
+    With `server_momentum` it is FedAvgM; with `server_optimizer = "adam"` FedAdam of Sashank Reddi et al.: Adaptive
+    Federated Optimization. ICLR 2021. https://arxiv.org/abs/2003.00295
 
     Departures from the paper: the weights n_i are normalised over the clients that took part and answered, not over
     all. Running statistics are averaged with the same weights and are not part of the server's optimiser.
@@ -116,6 +116,7 @@ class FedAvg(ParallelMethod):
         if self.server_optimizer == "sgd":
             new, buffer = momentum_step(model, target, self.server_lr, self.server_momentum, s.momentum)
             return s.next(model=new, momentum=buffer)
+        # FedAdam has no correction of the first steps' bias; v begins with τ² instead of 0
         beta, beta2, change = self.server_momentum, self.server_beta2, target.params - model.params
         first = (1 - beta) * change + (beta * s.momentum if s.momentum is not None else 0)
         second = (1 - beta2) * change**2 + beta2 * (s.second if s.second is not None else _TAU**2)

@@ -93,9 +93,9 @@ class FedTasuki(Method):
     moves them by the linear map from old to new features of its own and scrambled samples. The classifier computed from
     them is added to the last client's.
 
-    Departures from the paper: there is none; docs/methods/fedtasuki.md has derivation and results. The first client has
-    nothing to distil from and trains plainly. From the second pass on the received model has seen all clients, so N is
-    the number of samples of all others: the total minus the client's own n.
+    Departures from the paper: there is no paper; docs/methods/fedtasuki.md has derivation and results. The first client
+    has nothing to distil from and trains plainly. From the second pass on the received model has seen all clients, so N
+    is the number of samples of all others: the total minus the client's own n.
     """
 
     epochs: Count = 150
@@ -178,7 +178,7 @@ class FedTasuki(Method):
         seen = received.seen if again else received.seen + client.n
         match self.distill_weighting:
             case "counts":
-                factor = (seen - client.n) / client.n
+                factor = (seen - client.n) / client.n  # N/n, N without the client's own samples
             case "one":
                 factor = 1.0
             case "hop":

@@ -67,6 +67,7 @@ class ClassMoments(NamedTuple):
         x, y = x - (centre := x.mean(0)), y - (target := y.mean(0))
         gram, eye = x.T @ x, torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
         ridge = _RIDGE * gram.diagonal().mean() + 1e-9
+        # f ↦ target + (f - centre) A with A = I + (XᵀX + λI)⁻¹Xᵀ(Y - X), so that unseen directions stay as they are
         change = eye + torch.linalg.solve(gram + ridge * eye, x.T @ (y - x))
         present = (self.counts > 0)[:, None]
         means = torch.where(present, (self.means - centre) @ change + target, self.means)
@@ -94,7 +95,7 @@ class ClassMoments(NamedTuple):
         shrunk = self.covariance + (_SHRINK * self.covariance.diagonal().mean() + 1e-9) * eye
         middle = self.counts @ self.means / self.counts.sum()
         means = torch.where((self.counts > 0)[:, None], self.means, middle)
-        rows = torch.linalg.solve(shrunk, means.T).T
+        rows = torch.linalg.solve(shrunk, means.T).T  # (K, A) C⁻¹ m_k
         bias = self.counts.clamp(min=0.5).log() - (rows * means).sum(1) / 2
         return torch.cat([rows, bias[:, None]], 1)
 

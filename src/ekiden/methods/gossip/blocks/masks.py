@@ -57,7 +57,7 @@ def move(
         sizes = params[start : start + prod(shape)].abs().masked_fill(~part, float("inf"))
         part[sizes.argsort(stable=True)[:count]] = False
         score = torch.rand(prod(shape), generator=draw) if where is None else where[start : start + prod(shape)].abs()
-        score = score.to(part.device).masked_fill(part, -1.0)
+        score = score.to(part.device).masked_fill(part, -1.0)  # below all others: active weights do not regrow
         part[score.argsort(descending=True, stable=True)[:count]] = True
         start += prod(shape)
     return moved

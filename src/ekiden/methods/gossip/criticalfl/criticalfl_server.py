@@ -37,7 +37,7 @@ class Upload(NamedTuple):
 
     Attributes:
         values: its parameters (P,), or in a critical round those that changed most.
-        mask: (P / 8,) uint8, the positions of the values, one bit per parameter; None: all.
+        mask: (⌈P/8⌉,) uint8, the positions of the values, one bit per parameter; None: all.
         rest: no parameters; running statistics and counters.
         n: number of its samples.
         norm: its federated gradient norm.

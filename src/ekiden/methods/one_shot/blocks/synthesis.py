@@ -129,7 +129,10 @@ def softened(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
 
 
 def batches(n: int, size: int, generator: Generator) -> Sequence[Tensor]:
-    """Yield a shuffled pass over n samples; a last batch of one joins the one before, because of BatchNorm."""
+    """Return the batches of a shuffled pass over n samples.
+
+    Because of BatchNorm, a last batch of one sample joins the one before.
+    """
     parts = list(torch.split(torch.randperm(n, generator=generator), size))
     if len(parts) > 1 and len(parts[-1]) == 1:
         parts[-2:] = [torch.cat(parts[-2:])]

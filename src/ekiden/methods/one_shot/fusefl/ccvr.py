@@ -70,6 +70,7 @@ def pooled(parts: Sequence[ClassGaussians], c: int) -> tuple[int, Tensor, Tensor
     rows, columns = torch.triu_indices(size, size)
     packed = weights @ torch.stack([p.covariances[c] for p in parts]).double()
     within[rows, columns] = within[columns, rows] = packed
+    # Σ n_k Σ_k + Σ n_k (μ_k - μ)(μ_k - μ)ᵀ: the scatter within clients and that of their means
     return int(weights.sum()), mean, (within + (away * weights[:, None]).T @ away) / (n - 1).clamp(min=1)
 
 

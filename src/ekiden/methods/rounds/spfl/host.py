@@ -210,7 +210,7 @@ class InSCAFFOLD(Host[SCAFFOLD]):
     sent, changes, keeps = 1, 1, True
 
     def penalty(self, at: ClientRound, model: Weights) -> Penalty:
-        """C - c_i, added to each gradient."""
+        """Return c - c_i, which is added to each gradient."""
         return Corrected(at.sent[0].params - at.kept(0), at.training.l2, at.training.clip_norm)
 
     def learned(self, model: Weights, trained: Weights, penalty: Penalty | None) -> Vectors:
@@ -257,6 +257,7 @@ class InFedNova(Host[FedNova]):
         """Return w^r + τ_eff Σ p_j (end_j - w^r) / a_j."""
         a = r.along({client: closing.numbers[0] for client, closing in r.closings.items()})
         parts = zip(r.ends, r.chains, a, strict=True)
+        # `along` gives the mean over a chain's clients; its steps add up
         new = normalised(r.start, [Progress(Reply(end, 1.0), len(chain) * a_j) for end, chain, a_j in parts if a_j])
         return After(new, new)
 

@@ -91,7 +91,7 @@ class Agreement:
 
     Attributes:
         run: id of the run, the same before and after a crash.
-        version: version of Ekiden with a digest of its source, see `identity.code`.
+        version: version of Ekiden with a digest of its source, see `code_version`.
         recipe: what is run.
         dataset: name of the data set, for the record.
         shape: shape of one sample.

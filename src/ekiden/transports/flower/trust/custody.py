@@ -131,7 +131,7 @@ class Tally:
         results: number of models that are the run's, not a client's own; they come first.
         models: digest of each model.
         last: whether the run ends with these models.
-        report: what the silo reported, as it left the silo, in base64; see `measured.Reported`.
+        report: what the silo reported, as it left the silo, in base64; see `report.Reported`.
         data: fingerprint of the silo's samples.
         format: format of the record.
     """

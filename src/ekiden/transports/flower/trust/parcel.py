@@ -125,7 +125,7 @@ class Hello:
 
     Attributes:
         name: from its `silo.toml`.
-        version: version of Ekiden with a digest of its source, see `identity.code`.
+        version: version of Ekiden with a digest of its source, see `code_version`.
         dataset: name of its data set.
         shape: shape of one sample.
         classes: names of the classes.
