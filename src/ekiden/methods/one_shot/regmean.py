@@ -84,9 +84,7 @@ class RegMean(OneShot):
             for s, p in zip(sent, shares(models), strict=True):
                 gram = p * shrunk(whole(s.grams[i], layer.inputs), self.alpha)
                 total += gram
-                pull += (
-                    layer.matrix(s.trained.model.params) - centre
-                ) @ gram  # (o, d): rows of weights stand left of G
+                pull += (layer.matrix(s.trained.model.params) - centre) @ gram
             # from M instead of 0, so that what no client's inputs show stays at the average
             layer.put(params, (centre + solved(total, pull)).float())
         return mean.with_params(params)
@@ -111,7 +109,7 @@ def solved(gram: Tensor, right: Tensor) -> Tensor:
     """Return X (o, d) of least norm with X·G = `right`; G (d, d) may be singular. Inputs are first scaled alike."""
     scale = gram.diagonal().clamp(min=0).sqrt()
     scale = torch.where(scale > 0, 1 / scale, 0.0)
-    # X = R S (S G S)⁺ S with S = diag(G)^-½: the rank is decided among correlations, not among units of inputs
+    # X = R S (S G S)⁺ S with S = diag(G)^-½: so the inputs' units do not decide the rank
     inverse = torch.linalg.pinv(gram * scale[:, None] * scale, rtol=_UNSEEN, hermitian=True)
     found: Tensor = (right * scale) @ inverse * scale
     return found

@@ -116,7 +116,7 @@ class FedAvg(ParallelMethod):
         if self.server_optimizer == "sgd":
             new, buffer = momentum_step(model, target, self.server_lr, self.server_momentum, s.momentum)
             return s.next(model=new, momentum=buffer)
-        # FedAdam has no correction of the first steps' bias; v begins with τ² instead of 0
+        # as in FedAdam: no correction of the bias of the first steps; v begins with τ²
         beta, beta2, change = self.server_momentum, self.server_beta2, target.params - model.params
         first = (1 - beta) * change + (beta * s.momentum if s.momentum is not None else 0)
         second = (1 - beta2) * change**2 + beta2 * (s.second if s.second is not None else _TAU**2)
