@@ -35,10 +35,14 @@ class Toy:
     trainings: list[Training] = field(default_factory=list)
     starts: list[float] = field(default_factory=list)
     accuracies: Callable[[Weights], float] = lambda model: 0.0
+    classes: int = 2
     loss: Objective = field(default_factory=lambda: TaskLoss(Classification()))
 
     def steps(self, epochs: int) -> int:
         return epochs * self.speed
+
+    def added(self, before: Any, own: Any) -> Any:
+        return own if before is None else before.plus(own)
 
     def accuracy(self, model: Weights) -> float:
         return self.accuracies(model)

@@ -144,8 +144,8 @@ def test_a_thousand_clients_of_which_ten_train() -> None:
 
 
 def test_cost() -> None:
-    assert FedAvg(rounds=500).cost(10, 1000) == 500 * 10 * (2 * 1000 + 8)
-    assert FedAvg(rounds=1, participation=0.01).cost(1000, 1000) == 10 * 2008
+    assert FedAvg(rounds=500).cost(10, Size(1000)) == 500 * 10 * (2 * 1000 + 8)
+    assert FedAvg(rounds=1, participation=0.01).cost(1000, Size(1000)) == 10 * 2008
 
 
 @every_method

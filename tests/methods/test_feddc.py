@@ -106,7 +106,7 @@ def test_moves_what_it_declares_and_trains_with_momentum(correction: bool, blobs
     result = run(method, blobs, Tiny, **(SETTINGS | {"training": sgd}))
     assert result.weights is not None
     assert torch.isfinite(result.weights.params).all()
-    assert result.bytes == method.cost(4, wire.size(result.weights))
+    assert result.bytes == method.cost(4, Size(wire.size(result.weights)))
     assert result.accuracy > 0.5
 
 

@@ -15,6 +15,8 @@ _BLOCK = 2**20  # packed numbers that are handled at a time; a multiple of 8, so
 _KINDS = {torch.int16: 16, torch.int32: 32, torch.int64: 64}
 _NAME = re.compile(r"[\w.-]{1,200}")
 _MOST_TEXT = 1 << 16
+FRACTION = 28
+"""bits after the point of numbers in fixed point"""
 
 
 class Shared:
@@ -124,9 +126,35 @@ def wide(numbers: Tensor, bits: int) -> "np.ndarray[Any, Any]":
 def narrowed(words: "np.ndarray[Any, Any]", bits: int) -> Tensor:
     """Return words as `Masked` holds them: the opposite of `wide`."""
     if words.itemsize * 8 == bits:
-        return torch.from_numpy(words.view(f"<i{bits // 8}"))
+        signed = torch.from_numpy(words.view(f"<i{bits // 8}"))
+        return signed if len(words) else signed.new_zeros(0)  # numpy's strides of nothing are not those of torch
     counts = torch.from_numpy(words.astype(np.int64))
     return torch.cat([pack(block, bits) for block in torch.split(counts, _BLOCK)])
+
+
+def fixed(values: Tensor, parts: int, what: str) -> Tensor:
+    """Return numbers in fixed point: int64 in units of 2^-28, rounded, so that each is wrong by 2^-29 at most.
+
+    Args:
+        values: in a floating-point type.
+        parts: how many of such tensors are added up; their sum has room.
+        what: the numbers, for the message.
+
+    Raises:
+        UserError: a number is so large that the sum could wrap around, or it is not finite.
+    """
+    scaled, most = values.double() * 2.0**FRACTION, 2.0**62 / parts
+    if not bool((scaled.abs() < most).all()):  # also where one is NaN
+        raise UserError(
+            f"{what} reach {float(values.abs().max()):.3g}, and a sum of {parts} in fixed point has room for "
+            f"{most / 2.0**FRACTION:.3g}: scale the data, lower --lr, or leave out clients"
+        )
+    return scaled.round().long()
+
+
+def real(numbers: Tensor) -> Tensor:
+    """Return numbers in fixed point as float64."""
+    return numbers.double() / 2.0**FRACTION
 
 
 def digest(numbers: "list[np.ndarray[Any, Any]]") -> int:

@@ -222,6 +222,11 @@ class Method(Checked, ABC):
         return self.traits.one_model
 
     @property
+    def gives_sums(self) -> bool:
+        """Whether clients give parts to sums, which transports can mask: by default if the source asks for sums."""
+        return any("fed.sum(" in _source(kind) for kind in type(self).__mro__ if kind is not Method)
+
+    @property
     def changes_network(self) -> bool:
         """Whether the result needs another network than the clients' own."""
         return type(self).result_network is not Method.result_network
@@ -303,11 +308,6 @@ def task_of(method: Method, name: str) -> Callable[..., Any]:
     if not getattr(task, "__on_client__", False):
         raise UserError(f"{method.title()} has no client task {name!r}: clients run only functions marked @on_client")
     return task
-
-
-def asks_for_sums(method: Method) -> bool:
-    """Return whether the source of a method asks for sums, which transports can mask."""
-    return any("fed.sum(" in _source(kind) for kind in type(method).__mro__ if kind is not Method)
 
 
 def _source(kind: type) -> str:

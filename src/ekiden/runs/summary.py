@@ -26,7 +26,7 @@ from ekiden.data.tasks import Metric, Scores, Task, task_of
 from ekiden.engine import evaluation
 from ekiden.engine.drive import told
 from ekiden.engine.folder import read_config, read_ledger, read_lines, settings_in
-from ekiden.engine.method import Method, asks_for_sums
+from ekiden.engine.method import Method
 from ekiden.engine.wire import SERVER
 from ekiden.methods import known
 from ekiden.recipe import recipe_of
@@ -333,7 +333,7 @@ def network(run: Summary) -> str:
 def sums(run: Summary) -> str:
     """Say whether the sums of clients were masked; empty if the run's method has none that transports can mask."""
     method = _method(run.config)
-    if method is None or not asks_for_sums(method):
+    if method is None or not method.gives_sums:
         return ""
     if run.config.get("on") != "flower":
         return "sums: not masked (all clients were on one machine)"

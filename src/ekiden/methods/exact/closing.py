@@ -115,6 +115,11 @@ class ClosingLap(Method):
         """Need target vectors for least squares."""
         return self.without_lap.needs | VECTORS
 
+    @property
+    def gives_sums(self) -> bool:
+        """Whether masks hide all parts of sums: those of the lap are always sums."""
+        return True
+
     def check_network(self, model: Size) -> None:
         """Refuse a network that does not end with a linear layer called `head`."""
         self.without_lap.check_network(model)

@@ -15,15 +15,16 @@ from ekiden.authoring import (
     Fraction,
     NonNegative,
     Positive,
+    Size,
     State,
     Weights,
     on_client,
 )
 from ekiden.methods.blocks.combining import Rule
 from ekiden.methods.blocks.rounds import (
-    ParallelMethod,
     Reply,
     Weighting,
+    arrived,
     at_server,
     combined,
     local_training,
@@ -33,6 +34,7 @@ from ekiden.methods.blocks.rounds import (
     sample,
     sample_weight,
 )
+from ekiden.methods.blocks.secure import ModelSums, SecureMethod, refuse_single, secure_size
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ _TAU = 1e-3
 
 
 @dataclass(frozen=True)
-class FedAvg(ParallelMethod):
+class FedAvg(SecureMethod):
     """Federated averaging: clients train the global model side by side, the server averages what they send back.
 
     Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson, Blaise Agüera y Arcas: Communication-Efficient Learning
@@ -87,9 +89,12 @@ class FedAvg(ParallelMethod):
     clip_update: NonNegative = 0.0
     """C, longest step that a client may take from the model that it was sent; the server shortens longer steps. 0: no
     limit"""
+    secure: bool = False
+    """add up models in fixed point, so that between machines masks hide all but their sum"""
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse a rule that needs more clients per round."""
+        refuse_single(self.secure, self.combine, self.clip_update)
         refuse_rule(self.combine, participants(len(clients), self.participation), self.faulty, self.weighting)
 
     def start(self) -> ServerOptimizer:
@@ -100,9 +105,13 @@ class FedAvg(ParallelMethod):
         """Yield the state after each round."""
         while s.step < self.rounds:
             model = at_server(fed, s.model)
-            asked = {k: fed.call(self.train, k, model, s.step) for k in sample(fed, self.participation)}
-            replies = fed.get(asked, at_least=1)
-            s = self.update(s, model, combined(fed, replies, model, self.combine, self.faulty, self.clip_update))
+            chosen = sample(fed, self.participation)
+            if self.secure:
+                target = fed.sum(self.add, chosen, model, s.step, len(chosen), at="server").mean(model)
+            else:
+                replies = arrived(fed, {k: fed.call(self.train, k, model, s.step) for k in chosen})
+                target = combined(fed, replies, model, self.combine, self.faulty, self.clip_update)
+            s = self.update(s, model, target)
             yield s
 
     @on_client
@@ -110,6 +119,12 @@ class FedAvg(ParallelMethod):
         """Train for E epochs from the global model."""
         trained = client.fit(model, epochs=self.epochs, training=local_training(client, self.lr_decay, round))
         return Reply(trained, sample_weight(client, self.weighting))
+
+    @on_client
+    def add(self, client: Client, model: Weights, round: int, clients: int, before: ModelSums | None) -> ModelSums:
+        """Train like `train`, and add the result to the sum."""
+        reply = self.train(client, model, round)
+        return client.added(before, ModelSums.of(clients, reply.model, reply.weight))
 
     def update(self, s: ServerOptimizer, model: Weights, target: Weights) -> ServerOptimizer:
         """Compute the server's step from `model` towards the average."""
@@ -123,6 +138,7 @@ class FedAvg(ParallelMethod):
         params = model.params + self.server_lr * first / (second.sqrt() + _TAU)
         return s.next(model=target.with_params(params), momentum=first, second=second)
 
-    def cost(self, clients: int, model: int) -> int:
-        """T·m·(2M + 8): the model down and up, a weight up, for m = ⌈cN⌉ clients a round."""
-        return self.rounds * participants(clients, self.participation) * (2 * model + 8)
+    def cost(self, clients: int, model: Size) -> int:
+        """T·m·(2M + 8): the model down and up, a weight up, for m = ⌈cN⌉ clients a round; 8 bytes a value if secure."""
+        up = secure_size(model) if self.secure else model + 8
+        return self.rounds * participants(clients, self.participation) * (model + up)

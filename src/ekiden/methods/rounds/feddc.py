@@ -7,10 +7,22 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.authoring import INITIAL, Client, Count, Fed, Fraction, Model, NonNegative, State, Weights, mean, on_client
+from ekiden.authoring import (
+    INITIAL,
+    Client,
+    Count,
+    Fed,
+    Fraction,
+    Model,
+    NonNegative,
+    Size,
+    State,
+    Weights,
+    mean,
+    on_client,
+)
 from ekiden.methods.blocks.rounds import (
     Corrected,
-    ParallelMethod,
     Proximal,
     arrived,
     at_server,
@@ -20,6 +32,7 @@ from ekiden.methods.blocks.rounds import (
     sample,
     with_sizes,
 )
+from ekiden.methods.blocks.secure import ModelSums, SecureMethod, secure_size, trainable
 
 
 class Memory(NamedTuple):
@@ -54,7 +67,7 @@ class Drifting(State):
 
 
 @dataclass(frozen=True)
-class FedDC(ParallelMethod):
+class FedDC(SecureMethod):
     """Federated averaging whose clients learn how far they drift and stay near the global model minus that drift.
 
     Liang Gao, Huazhu Fu, Li Li, Yingwen Chen, Ming Xu, Cheng-Zhong Xu: FedDC: Federated Learning with Non-IID Data via
@@ -84,8 +97,10 @@ class FedDC(ParallelMethod):
     result: Literal["mean", "cloud"] = "mean"
     """the model that is evaluated and kept: the mean of the clients' models, or the broadcast model, mean + mean
     drift"""
+    secure: bool = False
+    """add up models in fixed point, so that between machines masks hide all but their sum"""
 
-    traits = replace(ParallelMethod.traits, private=Memory)
+    traits = replace(SecureMethod.traits, private=Memory)
 
     def start(self) -> Drifting:
         """Start with zero drift."""
@@ -100,11 +115,17 @@ class FedDC(ParallelMethod):
             g = torch.zeros_like(w.params) if s.gradient is None else s.gradient
             h = torch.zeros_like(w.params) if s.drift is None else s.drift
             sent = w.with_params(g) if self.gradient_correction else None
-            updates = arrived(fed, {k: fed.call(self.train, k, w, sent, mean_size(sizes), s.step) for k in chosen})
-            for update in updates.values():
-                g = g if update.change is None else g + update.change.params / n  # by all N, as h below
-            middle = mean([update.model for update in updates.values()])
-            h = h + len(updates) / n * (middle.params - w.params)  # the mean of all h_i
+            about = (w, sent, mean_size(sizes), s.step)
+            if self.secure:
+                sums = fed.sum(self.add, chosen, *about, len(chosen), at="server")
+                g = g if sent is None else g + sums.other(0, g) / n  # by all N, as h below
+                middle, answered = sums.mean(w), sums.clients
+            else:
+                updates = arrived(fed, {k: fed.call(self.train, k, *about) for k in chosen})
+                for update in updates.values():
+                    g = g if update.change is None else g + update.change.params / n
+                middle, answered = mean([update.model for update in updates.values()]), len(updates)
+            h = h + answered / n * (middle.params - w.params)  # the mean of all h_i
             cloud = middle.with_params(middle.params + h)
             model = middle if self.result == "mean" else cloud
             s = s.next(model=model, cloud=cloud, drift=h, gradient=g, sizes=sizes)
@@ -129,15 +150,35 @@ class FedDC(ParallelMethod):
         client.state = Memory(h_i + trained.params - model.params, new)
         return DriftingReply(trained, None if gradient is None else model.with_params(relative * (new - g_i)))
 
-    def cost(self, clients: int, model: int) -> int:
-        """T·m·4M + 8·min(N, T·m): model and gradient memory down and up; 2M instead of 4M without the correction."""
+    @on_client
+    def add(
+        self,
+        client: Client,
+        model: Weights,
+        gradient: Weights | None,
+        size: float,
+        round: int,
+        clients: int,
+        before: ModelSums | None,
+    ) -> ModelSums:
+        """Train like `train`, and add the result to the sums."""
+        trained, change = self.train(client, model, gradient, size, round)
+        return client.added(before, ModelSums.of(clients, trained, 1.0, *([] if change is None else [change.params])))
+
+    def cost(self, clients: int, model: Size) -> int:
+        """T·m·4M + 8·min(N, T·m): model and gradient memory down and up; 2M instead of 4M without the correction.
+
+        If secure, 8 bytes a value up.
+        """
         return self.traffic(clients, model) + 8 * min(clients, self.rounds * participants(clients, self.participation))
 
-    def moved(self, end: Drifting, clients: int, model: int) -> int:
+    def moved(self, end: Drifting, clients: int, model: Size) -> int:
         """As `cost`; which clients report their numbers of samples depends on the draws."""
         return self.traffic(clients, model) + 8 * len(end.sizes)
 
-    def traffic(self, clients: int, model: int) -> int:
+    def traffic(self, clients: int, model: Size) -> int:
         """Return the bytes of all rounds."""
-        each = (4 if self.gradient_correction else 2) * model
-        return self.rounds * participants(clients, self.participation) * each
+        down = up = (2 if self.gradient_correction else 1) * model
+        if self.secure:
+            up = secure_size(model, trainable(model)) if self.gradient_correction else secure_size(model)
+        return self.rounds * participants(clients, self.participation) * (down + up)

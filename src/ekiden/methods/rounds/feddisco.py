@@ -16,13 +16,15 @@ from ekiden.authoring import (
     NonNegative,
     OwnSamples,
     Positive,
+    Size,
     State,
+    UserError,
     Weights,
     mean,
     on_client,
 )
+from ekiden.base.modular import fixed, real
 from ekiden.methods.blocks.rounds import (
-    ParallelMethod,
     arrived,
     at_server,
     local_training,
@@ -30,6 +32,7 @@ from ekiden.methods.blocks.rounds import (
     sample,
     server_step,
 )
+from ekiden.methods.blocks.secure import ModelSums, SecureMethod, secure_size
 
 Measure = Literal["kl", "l1", "l2", "cosine"]
 
@@ -43,7 +46,43 @@ class Skewed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedDisco(ParallelMethod):
+class LabelSums:
+    """What clients add up about their labels, if masks hide what each has.
+
+    Attributes:
+        samples: Σ n_k.
+        distances: Σ d_k, in fixed point.
+        clients: number of clients.
+    """
+
+    samples: int
+    distances: int
+    clients: int
+
+    def plus(self, other: "LabelSums") -> "LabelSums":
+        """Return the sums over the clients of both."""
+        return LabelSums(self.samples + other.samples, self.distances + other.distances, self.clients + other.clients)
+
+    def means(self) -> tuple[float, float]:
+        """Return the means of n_k and d_k."""
+        if min(self.samples, self.clients) < 1 or self.distances < 0:
+            raise UserError("sums of labels are not those of any samples: use the same version of Ekiden everywhere")
+        return self.samples / self.clients, float(real(torch.tensor(self.distances))) / self.clients
+
+
+@dataclass(frozen=True)
+class Labelled(State):
+    """The state with sums over all clients, if the run is secure.
+
+    Attributes:
+        labels: the sums, from the first round on.
+    """
+
+    labels: LabelSums | None = None
+
+
+@dataclass(frozen=True)
+class FedDisco(SecureMethod):
     """Federated averaging that gives less weight to clients whose labels are far from the target distribution.
 
     Rui Ye, Mingkai Xu, Jianyu Wang, Chenxin Xu, Siheng Chen, Yanfeng Wang: FedDisco: Federated Learning with
@@ -51,6 +90,8 @@ class FedDisco(ParallelMethod):
 
     Departures from the paper: the target distribution is uniform. n_k and d_k go with every reply, 16 bytes, and are
     normalised over those who answered. Where all weights would be 0, numbers of samples are used. The host is FedAvg.
+    With `secure`, both are normalised over all clients, from one sum before the first round; weights that are all 0 end
+    the run.
     """
 
     rounds: Count = 100
@@ -70,17 +111,31 @@ class FedDisco(ParallelMethod):
     """factor of the local learning rate after each round"""
     server_lr: Positive = 1.0
     """η_g, learning rate of the server"""
+    secure: bool = False
+    """add up models in fixed point, so that between machines masks hide all but their sum"""
 
-    traits = replace(ParallelMethod.traits, needs=CLASSES)
+    traits = replace(SecureMethod.traits, needs=CLASSES)
 
-    def run(self, fed: Fed, s: State) -> Iterator[State]:
+    def start(self) -> Labelled:
+        """Start without sums."""
+        return Labelled()
+
+    def run(self, fed: Fed, s: Labelled) -> Iterator[State]:
         """Yield the state after each round."""
         while s.step < self.rounds:
             w = at_server(fed, s.model)
-            sent = arrived(fed, {k: fed.call(self.train, k, w, s.step) for k in sample(fed, self.participation)})
-            models, n, d = zip(*sent.values(), strict=True)
-            p = disco_weights(n, normalised_distances(d, self.discrepancy), self.a, self.b)
-            s = s.next(model=server_step(w, mean(models, p), self.server_lr))
+            chosen = sample(fed, self.participation)
+            if self.secure:
+                s = s if s.labels else replace(s, labels=fed.sum(self.tell, fed.clients, len(fed.clients), at="server"))
+                assert s.labels is not None
+                means = s.labels.means()
+                target = fed.sum(self.add, chosen, w, s.step, *means, len(chosen), at="server").mean(w)
+            else:
+                sent = arrived(fed, {k: fed.call(self.train, k, w, s.step) for k in chosen})
+                models, n, d = zip(*sent.values(), strict=True)
+                p = disco_weights(n, normalised_distances(d, self.discrepancy), self.a, self.b)
+                target = mean(models, p)
+            s = s.next(model=server_step(w, target, self.server_lr))
             yield s
 
     @on_client
@@ -89,9 +144,43 @@ class FedDisco(ParallelMethod):
         trained = client.fit(model, epochs=self.epochs, training=local_training(client, self.lr_decay, round))
         return Skewed(trained, client.n, discrepancy(client.class_counts(), self.discrepancy))
 
-    def cost(self, clients: int, model: int) -> int:
-        """T·m·(2M + 16): the model down and up, two numbers up."""
-        return self.rounds * participants(clients, self.participation) * (2 * model + 16)
+    @on_client
+    def tell(self, client: Client, clients: int, before: LabelSums | None) -> LabelSums:
+        """Add n_k and d_k to the sums."""
+        far = torch.tensor(discrepancy(client.class_counts(), self.discrepancy), dtype=torch.float64)
+        return client.added(before, LabelSums(client.n, int(fixed(far, clients, "discrepancies of labels")), 1))
+
+    @on_client
+    def add(
+        self,
+        client: Client,
+        model: Weights,
+        round: int,
+        samples: float,
+        far: float,
+        clients: int,
+        before: ModelSums | None,
+    ) -> ModelSums:
+        """Train like `train`, and add the result to the sum, with weight max(n_k - a·d_k + b, 0).
+
+        Args:
+            client: who trains.
+            model: the global model.
+            round: which round it is.
+            samples: mean of n_k over all clients.
+            far: mean of d_k over all clients.
+            clients: m, how many give a part.
+            before: the sum so far.
+        """
+        trained, n, d = self.train(client, model, round)
+        distance = (d / far / clients if far else 0.0) if self.discrepancy == "kl" else d
+        weight = max(n / samples / clients - self.a * distance + self.b, 0.0)
+        return client.added(before, ModelSums.of(clients, trained, weight))
+
+    def cost(self, clients: int, model: Size) -> int:
+        """T·m·(2M + 16): the model down and up, two numbers up. If secure, T·m·M down, 8 bytes a value up, and 24N."""
+        calls = self.rounds * participants(clients, self.participation)
+        return calls * (model + secure_size(model)) + 24 * clients if self.secure else calls * (2 * model + 16)
 
 
 def discrepancy(counts: Tensor, measure: Measure) -> float:

@@ -7,9 +7,21 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ekiden.authoring import INITIAL, Client, Count, Fed, Fraction, Model, NonNegative, State, Weights, mean, on_client
+from ekiden.authoring import (
+    INITIAL,
+    Client,
+    Count,
+    Fed,
+    Fraction,
+    Model,
+    NonNegative,
+    Size,
+    State,
+    Weights,
+    mean,
+    on_client,
+)
 from ekiden.methods.blocks.rounds import (
-    ParallelMethod,
     Proximal,
     arrived,
     at_server,
@@ -17,6 +29,7 @@ from ekiden.methods.blocks.rounds import (
     participants,
     sample,
 )
+from ekiden.methods.blocks.secure import ModelSums, SecureMethod, secure_size
 
 
 @dataclass(frozen=True)
@@ -33,7 +46,7 @@ class Dynamic(State):
 
 
 @dataclass(frozen=True)
-class FedDyn(ParallelMethod):
+class FedDyn(SecureMethod):
     """Federated averaging whose local losses are tilted so that in the limit their minima agree with the global one.
 
     Durmus Alp Emre Acar, Yue Zhao, Ramon Matas Navarro, Matthew Mattina, Paul Whatmough, Venkatesh Saligrama:
@@ -57,8 +70,10 @@ class FedDyn(ParallelMethod):
     """factor of the local learning rate after each round"""
     result: Literal["mean", "cloud"] = "mean"
     """the model that is evaluated and kept: the mean of the clients' models, or the broadcast model, mean - h/α"""
+    secure: bool = False
+    """add up models in fixed point, so that between machines masks hide all but their sum"""
 
-    traits = replace(ParallelMethod.traits, private=Tensor)
+    traits = replace(SecureMethod.traits, private=Tensor)
 
     def start(self) -> Dynamic:
         """Start with zero memory."""
@@ -68,12 +83,18 @@ class FedDyn(ParallelMethod):
         """Yield the state after each round."""
         while s.step < self.rounds:
             w = at_server(fed, s.cloud)
-            models = arrived(fed, {k: fed.call(self.train, k, w, s.step) for k in sample(fed, self.participation)})
-            middle = cloud = mean(list(models.values()))
+            chosen = sample(fed, self.participation)
+            if self.secure:
+                sums = fed.sum(self.add, chosen, w, s.step, len(chosen), at="server")
+                middle, answered = sums.mean(w), sums.clients
+            else:
+                models = arrived(fed, {k: fed.call(self.train, k, w, s.step) for k in chosen})
+                middle, answered = mean(list(models.values())), len(models)
+            cloud = middle
             h = None
             if self.alpha:  # h ← h - α/N Σ (w_i - w) over those who answered, by all N; then w = mean - h/α
                 h = torch.zeros_like(w.params) if s.h is None else s.h
-                h = h - self.alpha / len(fed.clients) * ((middle.params - w.params) * len(models))
+                h = h - self.alpha / len(fed.clients) * ((middle.params - w.params) * answered)
                 cloud = middle.with_params(middle.params - h / self.alpha)
             s = s.next(model=middle if self.result == "mean" else cloud, cloud=cloud, h=h)
             yield s
@@ -91,6 +112,12 @@ class FedDyn(ParallelMethod):
         client.state = before - self.alpha * (trained.params - model.params)  # λ_i ← λ_i - α (w_i - w^r)
         return trained
 
-    def cost(self, clients: int, model: int) -> int:
-        """T·m·2M: only models move."""
-        return self.rounds * participants(clients, self.participation) * 2 * model
+    @on_client
+    def add(self, client: Client, model: Weights, round: int, clients: int, before: ModelSums | None) -> ModelSums:
+        """Train like `train`, and add the result to the sum."""
+        return client.added(before, ModelSums.of(clients, self.train(client, model, round), 1.0))
+
+    def cost(self, clients: int, model: Size) -> int:
+        """T·m·2M: only models move; 8 bytes a value up if secure."""
+        up = secure_size(model) if self.secure else model
+        return self.rounds * participants(clients, self.participation) * (model + up)

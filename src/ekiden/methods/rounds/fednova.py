@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from ekiden.authoring import (
@@ -14,13 +15,13 @@ from ekiden.authoring import (
     Fraction,
     NonNegative,
     Positive,
+    Size,
     State,
     Training,
     Weights,
     on_client,
 )
 from ekiden.methods.blocks.rounds import (
-    ParallelMethod,
     Proximal,
     Reply,
     Weighting,
@@ -34,6 +35,7 @@ from ekiden.methods.blocks.rounds import (
     sample,
     sample_weight,
 )
+from ekiden.methods.blocks.secure import ModelSums, SecureMethod, secure_size
 
 
 class Progress(NamedTuple):
@@ -51,7 +53,7 @@ class ServerMomentum(State):
 
 
 @dataclass(frozen=True)
-class FedNova(ParallelMethod):
+class FedNova(SecureMethod):
     """Federated averaging that corrects each client's change for its number of local steps.
 
     Jianyu Wang, Qinghua Liu, Hao Liang, Gauri Joshi, Vincent Poor: Tackling the Objective Inconsistency Problem in
@@ -79,6 +81,8 @@ class FedNova(ParallelMethod):
     """η_g, learning rate of the server"""
     server_momentum: BelowOne = 0.0
     """γ, momentum of the server"""
+    secure: bool = False
+    """add up models in fixed point, so that between machines masks hide all but their sum"""
 
     def start(self) -> ServerMomentum:
         """Start with zero momentum."""
@@ -88,8 +92,14 @@ class FedNova(ParallelMethod):
         """Yield the state after each round."""
         while s.step < self.rounds:
             w = at_server(fed, s.model)
-            replies = arrived(fed, {k: fed.call(self.train, k, w, s.step) for k in sample(fed, self.participation)})
-            target = normalised(w, [reply for reply in replies.values() if reply.a])
+            chosen = sample(fed, self.participation)
+            if self.secure:
+                sums = fed.sum(self.add, chosen, w, s.step, len(chosen), at="server")
+                mean, effective = sums.mean(w), float(sums.other(0)) / sums.total  # Σ p_i Δ_i / a_i, and τ_eff
+                target = mean.with_params(w.params + effective * mean.params)
+            else:
+                replies = arrived(fed, {k: fed.call(self.train, k, w, s.step) for k in chosen})
+                target = normalised(w, [reply for reply in replies.values() if reply.a])
             momentum = self.server_momentum * self.lr_decay  # the authors' buffer is in units of the local rate
             new, buffer = momentum_step(w, target, self.server_lr, momentum, s.momentum)
             s = s.next(model=new, momentum=buffer)
@@ -104,9 +114,20 @@ class FedNova(ParallelMethod):
         a = progress(client, self.epochs, training, self.mu)
         return Progress(Reply(trained, sample_weight(client, self.weighting)), a)
 
-    def cost(self, clients: int, model: int) -> int:
-        """T·m·(2M + 16): the model down and up, a weight and a_i up."""
-        return self.rounds * participants(clients, self.participation) * (2 * model + 16)
+    @on_client
+    def add(self, client: Client, model: Weights, round: int, clients: int, before: ModelSums | None) -> ModelSums:
+        """Train like `train`, and add (w_i - w) / a_i and p_i a_i to the sums."""
+        (trained, weight), a = self.train(client, model, round)
+        weight = weight if a else 0.0
+        change = trained.with_params((trained.params - model.params) / (a or 1.0))
+        return client.added(
+            before, ModelSums.of(clients, change, weight, torch.tensor([weight * a], dtype=torch.float64))
+        )
+
+    def cost(self, clients: int, model: Size) -> int:
+        """T·m·(2M + 16): the model down and up, a weight and a_i up; 8 bytes a value up if secure."""
+        up = secure_size(model, 1) if self.secure else model + 16
+        return self.rounds * participants(clients, self.participation) * (model + up)
 
 
 def progress(client: Client, epochs: int, training: Training, mu: float) -> float:

@@ -3,13 +3,25 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ekiden.authoring import Client, Count, CountOrZero, Fed, Fraction, NonNegative, Positive, State, Weights, on_client
+from ekiden.authoring import (
+    Client,
+    Count,
+    CountOrZero,
+    Fed,
+    Fraction,
+    NonNegative,
+    Positive,
+    Size,
+    State,
+    Weights,
+    on_client,
+)
 from ekiden.methods.blocks.combining import Rule
 from ekiden.methods.blocks.rounds import (
-    ParallelMethod,
     Proximal,
     Reply,
     Weighting,
+    arrived,
     at_server,
     combined,
     local_training,
@@ -19,10 +31,11 @@ from ekiden.methods.blocks.rounds import (
     sample_weight,
     server_step,
 )
+from ekiden.methods.blocks.secure import ModelSums, SecureMethod, refuse_single, secure_size
 
 
 @dataclass(frozen=True)
-class FedProx(ParallelMethod):
+class FedProx(SecureMethod):
     """Federated averaging in which each client stays near the global model of the round.
 
     Tian Li, Anit Kumar Sahu, Manzil Zaheer, Maziar Sanjabi, Ameet Talwalkar, Virginia Smith: Federated Optimization in
@@ -55,18 +68,24 @@ class FedProx(ParallelMethod):
     clip_update: NonNegative = 0.0
     """C, longest step that a client may take from the model that it was sent; the server shortens longer steps. 0: no
     limit"""
+    secure: bool = False
+    """add up models in fixed point, so that between machines masks hide all but their sum"""
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse a rule that needs more clients per round."""
+        refuse_single(self.secure, self.combine, self.clip_update)
         refuse_rule(self.combine, participants(len(clients), self.participation), self.faulty, self.weighting)
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Yield the state after each round."""
         while s.step < self.rounds:
             model = at_server(fed, s.model)
-            asked = {k: fed.call(self.train, k, model, s.step) for k in sample(fed, self.participation)}
-            replies = fed.get(asked, at_least=1)
-            target = combined(fed, replies, model, self.combine, self.faulty, self.clip_update)
+            chosen = sample(fed, self.participation)
+            if self.secure:
+                target = fed.sum(self.add, chosen, model, s.step, len(chosen), at="server").mean(model)
+            else:
+                replies = arrived(fed, {k: fed.call(self.train, k, model, s.step) for k in chosen})
+                target = combined(fed, replies, model, self.combine, self.faulty, self.clip_update)
             s = s.next(model=server_step(model, target, self.server_lr))
             yield s
 
@@ -78,6 +97,13 @@ class FedProx(ParallelMethod):
         trained = client.fit(model, epochs=self.epochs, penalty=penalty, training=training)
         return Reply(trained, sample_weight(client, self.weighting))
 
-    def cost(self, clients: int, model: int) -> int:
-        """T·m·(2M + 8), as FedAvg."""
-        return self.rounds * participants(clients, self.participation) * (2 * model + 8)
+    @on_client
+    def add(self, client: Client, model: Weights, round: int, clients: int, before: ModelSums | None) -> ModelSums:
+        """Train like `train`, and add the result to the sum."""
+        reply = self.train(client, model, round)
+        return client.added(before, ModelSums.of(clients, reply.model, reply.weight))
+
+    def cost(self, clients: int, model: Size) -> int:
+        """T·m·(2M + 8), as FedAvg; 8 bytes a value up if secure."""
+        up = secure_size(model) if self.secure else model + 8
+        return self.rounds * participants(clients, self.participation) * (model + up)

@@ -7,10 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.authoring import Client, Count, Fed, Fraction, Positive, State, Weights, on_client
+from ekiden.authoring import Client, Count, Fed, Fraction, Positive, Size, State, Weights, on_client
 from ekiden.methods.blocks.rounds import (
     Corrected,
-    ParallelMethod,
     Reply,
     Weighting,
     arrived,
@@ -22,6 +21,7 @@ from ekiden.methods.blocks.rounds import (
     sample_weight,
     server_step,
 )
+from ekiden.methods.blocks.secure import ModelSums, SecureMethod, secure_size, trainable
 
 
 class ControlledReply(NamedTuple):
@@ -39,7 +39,7 @@ class Controlled(State):
 
 
 @dataclass(frozen=True)
-class SCAFFOLD(ParallelMethod):
+class SCAFFOLD(SecureMethod):
     """Federated averaging whose clients correct each gradient by c - c_i, the drift that their data cause.
 
     Sai Praneeth Karimireddy, Satyen Kale, Mehryar Mohri, Sashank Reddi, Sebastian Stich, Ananda Theertha Suresh:
@@ -65,8 +65,10 @@ class SCAFFOLD(ParallelMethod):
     """factor of the local learning rate after each round"""
     server_lr: Positive = 1.0
     """η_g, learning rate of the server"""
+    secure: bool = False
+    """add up models in fixed point, so that between machines masks hide all but their sum"""
 
-    traits = replace(ParallelMethod.traits, private=Tensor)
+    traits = replace(SecureMethod.traits, private=Tensor)
 
     def start(self) -> Controlled:
         """Start with control variates of exactly 0."""
@@ -78,10 +80,14 @@ class SCAFFOLD(ParallelMethod):
             x = at_server(fed, s.model)
             c = torch.zeros_like(x.params) if s.control is None else s.control
             chosen = sample(fed, self.participation)
-            sent = arrived(fed, {k: fed.call(self.train, k, x, x.with_params(c), s.step) for k in chosen})
-            for update in sent.values():
-                c = c + update.change.params / len(fed.clients)  # by all N, so that c is always the mean of all c_i
-            target = average([update.reply for update in sent.values()])
+            if self.secure:
+                sums = fed.sum(self.add, chosen, x, x.with_params(c), s.step, len(chosen), at="server")
+                c, target = c + sums.other(0, c) / len(fed.clients), sums.mean(x)
+            else:
+                sent = arrived(fed, {k: fed.call(self.train, k, x, x.with_params(c), s.step) for k in chosen})
+                for update in sent.values():
+                    c = c + update.change.params / len(fed.clients)  # by all N, so that c is always the mean of all c_i
+                target = average([update.reply for update in sent.values()])
             s = s.next(model=server_step(x, target, self.server_lr), control=c)
             yield s
 
@@ -96,6 +102,15 @@ class SCAFFOLD(ParallelMethod):
         client.state = corrected.mean()  # c_i⁺, option II
         return ControlledReply(Reply(y, sample_weight(client, self.weighting)), model.with_params(client.state - c_i))
 
-    def cost(self, clients: int, model: int) -> int:
-        """T·m·(4M + 8): model and control variate down and up, a weight up."""
-        return self.rounds * participants(clients, self.participation) * (4 * model + 8)
+    @on_client
+    def add(
+        self, client: Client, model: Weights, control: Weights, round: int, clients: int, before: ModelSums | None
+    ) -> ModelSums:
+        """Train like `train`, and add the result to the sums."""
+        reply, change = self.train(client, model, control, round)
+        return client.added(before, ModelSums.of(clients, reply.model, reply.weight, change.params))
+
+    def cost(self, clients: int, model: Size) -> int:
+        """T·m·(4M + 8): model and control variate down and up, a weight up; 8 bytes a value up if secure."""
+        up = secure_size(model, trainable(model)) if self.secure else 2 * model + 8
+        return self.rounds * participants(clients, self.participation) * (2 * model + up)

@@ -259,6 +259,7 @@ def agree(
         spelling=plan.spelling,
         revises=plan.revises,
     )
+    agreed.check_masks()
     check_needs(plan.recipe.method, no_samples(agreed))
     plan.recipe.method.check_source(plan.recipe.pretrained, no_samples(agreed))
     if not agreed.has_values:

@@ -27,6 +27,7 @@ from ekiden.engine.networks import NamedNetwork, Prepared, of_method
 from ekiden.engine.wire import EVERYONE, SERVER
 from ekiden.engine.worker import Setup
 from ekiden.methods import LAP, METHODS
+from ekiden.methods.blocks.secure import SecureMethod
 from ekiden.models import training_part
 from ekiden.recipe import Recipe, recipe_of
 
@@ -171,6 +172,12 @@ class Agreement:
         recipe = self.recipe
         return recipe.train != "all" or bool(recipe.pretrained) or models.is_pretrained(recipe.model)
 
+    def check_masks(self) -> None:
+        """Refuse a run that promises masks (`--secure`) and has no keys for them."""
+        method = self.recipe.method
+        if isinstance(method, SecureMethod) and method.secure and not self.sealed:
+            raise UserError("--secure needs masks, which only sealed runs have: leave out --no-sealed and --insecure")
+
     def text(self) -> str:
         """Return the terms as JSON, the same text for the same terms."""
         values = plain(self) | {"recipe": self.recipe.to_json()}
@@ -218,6 +225,7 @@ def parse(text: str) -> Agreement:
         agreement = made(Agreement, values)
         _ = of_terms(agreement.inputs), agreement.labels, agreement.revision
         _ = schemas.parse(agreement.schema) if agreement.schema else None
+    agreement.check_masks()
     clients, keys = agreement.clients, agreement.keys
     named = len(set(clients)) == len(clients) and all(map(_CLIENT.fullmatch, clients))
     proved = len(keys) == len(clients) if keys else not agreement.sealed
