@@ -1,4 +1,4 @@
-"""Averages in fixed point: near the plain ones, within a bound that is stated, and never wrapped in silence."""
+"""Averages in fixed point: near the plain ones, within a bound that is stated, and never wrapped silently."""
 
 from dataclasses import fields, replace
 from pathlib import Path
