@@ -20,7 +20,20 @@ from ekiden.engine.method import INITIAL, Method
 from ekiden.engine.transport import live_refs
 from ekiden.engine.wire import SERVER, Ref
 from ekiden.engine.worker import Setup
-from ekiden.methods import METHODS, SPFL, UAPDFL, DisPFL, FedELMY, FedFisher, FedLPA, FedOV, FedTasuki, MAEcho, MetaFed
+from ekiden.methods import (
+    GLM,
+    METHODS,
+    SPFL,
+    UAPDFL,
+    DisPFL,
+    FedELMY,
+    FedFisher,
+    FedLPA,
+    FedOV,
+    FedTasuki,
+    MAEcho,
+    MetaFed,
+)
 from ekiden.methods.rounds.spfl.host import HOSTS
 from ekiden.results.result import Result
 from tests.conformance.ridge import Ridge
@@ -162,7 +175,7 @@ def test_same_bits_on_every_transport(kind: type[Method]) -> None:
 def test_another_seed_gives_another_model(kind: type[Method], blobs: FederatedData) -> None:
     other = run(small(kind), blobs, Tiny, evaluate_every=10**9, **(settings(kind) | {"seed": 4}))
     a, b = (result.weights or result.personal[0] for result in (plain(kind), other))
-    assert not torch.equal(a.params, b.params)
+    assert torch.equal(a.params, b.params) == (kind is GLM)  # the exact solution does not depend on the seed
 
 
 @every_method

@@ -22,7 +22,7 @@ from ekiden.data.tasks import Classification
 from ekiden.engine import wire
 from ekiden.engine.method import INITIAL, Method, on_client
 from ekiden.engine.wire import Encoded
-from ekiden.methods import DeepAFL, FedGram, FedKrylov, FedSeq, between_machines, with_lap
+from ekiden.methods import GLM, DeepAFL, FedGram, FedKrylov, FedSeq, between_machines, with_lap
 from ekiden.methods.exact import closing
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_of
 from ekiden.methods.exact.closing import ClosingLap
@@ -316,6 +316,7 @@ ALL = FedGram(features="patches", patch="3", width=32, min_active=10, dictionary
         (FedGram(width=400, topology="star", **SAFE), {}, "has topology = 'star', client-0 allows only 'chain'"),
         (FedKrylov(width=400, min_active=10), {}, "the first silo of fedkrylov chooses the features"),
         (with_lap(FedSeq(epochs=1)), {}, r"chooses the features, .*: leave out \+lap"),
+        (GLM(), {}, "the last silo of glm chooses where sums are taken, .*: give --family linear"),
         (DeepAFL(layers=1), {}, "the coordinator of deepafl chooses the features"),
     ],
 )

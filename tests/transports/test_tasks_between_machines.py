@@ -21,7 +21,7 @@ from ekiden.data.tasks import terms as task_terms
 from ekiden.engine import wire
 from ekiden.engine.folder import read_config
 from ekiden.engine.method import Method
-from ekiden.methods import DFedAvgM, FedAvg, FedGram, FedOV, FedPer, FedSeq, with_lap
+from ekiden.methods import GLM, DFedAvgM, FedAvg, FedGram, FedOV, FedPer, FedSeq, with_lap
 from ekiden.models import _NETWORKS, _SPECIAL
 from ekiden.models.split import SplitNetwork
 from ekiden.recipe import Recipe
@@ -298,3 +298,14 @@ def test_silos_agree_on_the_scale_of_what_is_predicted(tmp_path: Path, command: 
         out.write_text(json.dumps(made | {"targets": targets}))
         with pytest.raises(UserError, match="agreed"):
             read(files[0]).load()
+
+
+@pytest.mark.parametrize("family", ["linear", pytest.param("poisson", marks=pytest.mark.slow)])
+def test_a_regression_from_masked_sums_is_that_of_one_machine(family: Any, tmp_path: Path) -> None:
+    nodes, method = Nodes(tmp_path, "regression"), GLM(family=family)
+    plan: RemotePlan[Method] = RemotePlan(Recipe(method, seed=3, evaluate_every=0), ",".join(NAMES))
+    result = session.run(plan, nodes, tmp_path / "run", nodes.public, lambda line: None, poll=0)
+    there, one = result.coefficients, run_here(method, data("regression"), seed=3).coefficients
+    assert there == one
+    assert len(there) == 11
+    assert verify(tmp_path / "run", nodes.public).wrong == ()

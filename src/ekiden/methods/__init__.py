@@ -51,6 +51,7 @@ from ekiden.methods.rounds.fedprox import FedProx
 from ekiden.methods.rounds.moon import MOON
 from ekiden.methods.rounds.scaffold import SCAFFOLD
 from ekiden.methods.rounds.spfl.spfl import SPFL
+from ekiden.methods.statistics.glm import GLM
 from ekiden.methods.yardsticks.centralized import Centralized
 from ekiden.methods.yardsticks.local import Local
 
@@ -62,6 +63,7 @@ METHODS: tuple[type[Method], ...] = (
     SFedKD,
     FedGram,
     FedKrylov,
+    GLM,
     MetaFed,
     SPFL,
     Average,
@@ -104,6 +106,7 @@ METHODS: tuple[type[Method], ...] = (
 SORTS: dict[str, tuple[type[Method], ...]] = {
     "one model, handed from client to client": (FedELMY, FedSeq, FedTasuki, SFedKD),
     "the exact classifier of fixed features, from sums that clients hand on": (FedGram, FedKrylov),
+    "regression with standard errors, from sums that clients hand on": (GLM,),
     "one round: each client trains once, the server combines": (
         *(FedELMYParallel, Average, Ensemble, OTFusion, PFNM, FedMA, MAEcho, FisherMerging, RegMean, FedFisher, FedLPA),
         *(DENSE, CoBoosting, FedOV, FedPFT, FuseFL, DeepAFL, FENS),
@@ -213,6 +216,7 @@ def _plain(kind: type[Method]) -> Method | None:
 __all__ = [
     "DENSE",
     "FENS",
+    "GLM",
     "LAP",
     "METHODS",
     "MOON",

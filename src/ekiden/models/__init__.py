@@ -24,6 +24,7 @@ from ekiden.models.images import (
     resnet18_gn,
     vgg11,
 )
+from ekiden.models.linear import linear
 from ekiden.models.pretrained import LITE0, is_pretrained, load_weights, located, located_file
 from ekiden.models.split import Split, SplitNetwork
 from ekiden.models.tables_and_texts import table_mlp, table_transformer, text_mean, text_transformer
@@ -58,6 +59,7 @@ _Builder = Callable[[tuple[int, ...], int], SplitNetwork]
 # Builder and smallest side of an image in pixels; 0 if it also takes features (d,).
 _NETWORKS: dict[str, tuple[_Builder, int]] = {
     "mlp": (mlp, 0),
+    "linear": (linear, 0),
     "mlp_ma_echo": (mlp_ma_echo, 0),
     "lenet": (lenet, 16),
     "cnn": (cnn, 18),
@@ -108,6 +110,7 @@ def described() -> dict[str, tuple[str, str]]:
         takes[name] = f"images from {smallest}x{smallest} pixels" if smallest > 1 else "images"
     takes |= {name: f"images from {least}x{least} pixels, segmentation" for name, (_, least) in _OF_PIXELS.items()}
     takes |= {"cnn_signal": f"signals of {SHORTEST} values or more"} | dict.fromkeys(("mlp", "mlp_ma_echo"), "numbers")
+    takes |= {"linear": "numbers, rows of a table"}
     return {name: (takes[name], (builders[name].__doc__ or "").split("\n")[0]) for name in builders}
 
 
@@ -156,6 +159,8 @@ def build(name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None
                 f"{name} needs images of at least {least}x{least} pixels, but these samples have shape {shape}"
             )
         return of_pixels(shape, classes)
+    if name == "linear":
+        return linear(shape, classes, inputs)
     if name not in _NETWORKS:
         return _from_outside(name, shape, classes)
     if inputs is not None and not inputs.continuous:
@@ -183,7 +188,7 @@ def fitting(shape: tuple[int, ...], inputs: Inputs | None = None) -> list[str]:
     """Return the networks of the library that take such samples."""
     special = [name for name, (kind, _) in _SPECIAL.items() if isinstance(inputs, kind)]
     if inputs is not None and not inputs.continuous:
-        return special
+        return [*special, *(["linear"] if isinstance(inputs, Table) else [])]
     return [*special, *(name for name in _NETWORKS if _fits(name, shape))]
 
 

@@ -28,6 +28,7 @@ from ekiden.engine.networks import as_module
 from ekiden.engine.setup import check_model, resolved_hardware, why_unusable
 from ekiden.engine.transport import Transfer
 from ekiden.engine.worker import Setup, Worker
+from ekiden.results.coefficients import Coefficient, coefficients
 from ekiden.training.weights import Weights
 
 if TYPE_CHECKING:
@@ -203,6 +204,15 @@ class Result:
         if self.weights is None:
             raise UserError("this method gives no global model: take `personal`, one model per client")
         return as_module(self.build, self.weights)
+
+    @property
+    def coefficients(self) -> tuple[Coefficient, ...]:
+        """The table of a regression: estimates in the columns' own units, errors, p-values, intervals.
+
+        Raises:
+            UserError: the method makes none.
+        """
+        return coefficients_in(self.config, self.model.state_dict())
 
     @property
     def accuracy(self) -> float:
@@ -427,6 +437,14 @@ class Result:
         for kind, each in row.get("groups", {}).items():
             groups[kind] = {name: values.get(metric.name) for name, values in each.items()}
         return text + "".join(_folded(kind, found, metric) for kind, found in groups.items() if found)
+
+
+def coefficients_in(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[Coefficient, ...]:
+    """Return the table of a regression from its run's configuration and the tensors of its model."""
+    if "covariance" not in tensors:
+        raise UserError(f"{config['recipe']['method']} estimates no coefficients with errors: run glm")
+    family = config["recipe"]["hyperparameters"]["family"]
+    return coefficients(tensors, family, task_in(config), inputs_of(config), tuple(map(str, config["classes"])))
 
 
 def _folded(kind: str, values: Mapping[str, float | None], metric: Metric) -> str:

@@ -19,7 +19,7 @@ from rich.table import Table
 from ekiden.base import outside
 from ekiden.base.checks import plain
 from ekiden.base.errors import UserError, at, counted
-from ekiden.base.files import read_regular
+from ekiden.base.files import Damaged, read_regular
 from ekiden.base.settings import Hardware, Training
 from ekiden.data.origin import said_in
 from ekiden.data.tasks import Metric, Scores, Task, task_of
@@ -27,10 +27,12 @@ from ekiden.engine import evaluation
 from ekiden.engine.drive import told
 from ekiden.engine.folder import read_config, read_ledger, read_lines, settings_in
 from ekiden.engine.method import Method
+from ekiden.engine.store import load
 from ekiden.engine.wire import SERVER
 from ekiden.methods import known
 from ekiden.recipe import recipe_of
-from ekiden.results.result import flat
+from ekiden.results.coefficients import Coefficient
+from ekiden.results.result import coefficients_in, flat
 from ekiden.runs.plan import in_memory
 
 _STEPS_TOLD = 20
@@ -122,6 +124,7 @@ def as_record(run: Summary) -> dict[str, Any]:
         **{name: run.last.get(name, 0) for name in COUNTED},
         "seconds": run.seconds,
         "metrics": run.metrics,
+        **({"coefficients": [one.to_json() for one in found]} if (found := coefficients_of(run)) else {}),
     }
 
 
@@ -293,8 +296,37 @@ def shown(folder: Path) -> list[str | Table]:
     lost = sum(row["bytes"] for attempt in attempts for row in attempt["lost_transfers"])
     again = f"started {counted(len(attempts), 'time')}; bytes moved in steps that were lost: {size(lost)}"
     said = (notes(run), network(run), sums(run), again)
-    parts: list[str | Table] = [label(run.config), about(run), steps(run), *said]
+    table = estimates(run)
+    parts: list[str | Table] = [label(run.config), about(run), steps(run), *([table] if table else []), *said]
     return [part for part in parts if part]
+
+
+def estimates(run: Summary) -> Table | None:
+    """Return the table of a finished regression; None for other runs."""
+    found = coefficients_of(run)
+    if not found:
+        return None
+    table = Table(title="coefficients, 95 % intervals", title_justify="left")
+    several = len({one.output for one in found}) > 1
+    for column in (*(["output"] if several else []), "column"):
+        table.add_column(column)
+    for column in ("estimate", "error", "z", "p", "from", "to"):
+        table.add_column(column, justify="right")
+    for one in found:
+        numbers = (one.estimate, one.error, one.statistic, one.p, one.low, one.high)
+        shown = ["-" if value is None else f"{value:.4g}" for value in numbers]
+        table.add_row(*([one.output] if several else []), one.column, *shown)
+    return table
+
+
+def coefficients_of(run: Summary) -> tuple[Coefficient, ...]:
+    """Return the coefficients of a finished regression; nothing for other runs."""
+    if run.recorded or "family" not in run.recipe["hyperparameters"]:
+        return ()
+    try:
+        return coefficients_in(run.config, load(run.folder / "model.safetensors"))
+    except (OSError, ValueError, Damaged, UserError):
+        return ()  # not finished
 
 
 def as_text(parts: Iterable[str | Table], width: int = 160) -> str:

@@ -10,7 +10,7 @@ from ekiden.base.errors import counted
 from ekiden.data.kinds import Table
 from ekiden.data.origin import said_in
 from ekiden.data.tasks import Classification, MultiLabel, Regression
-from ekiden.results.result import LoadedModel, Result, flat, inputs_of, not_finished, task_in
+from ekiden.results.result import LoadedModel, Result, coefficients_in, flat, inputs_of, not_finished, task_in
 from ekiden.runs.summary import size
 
 _BODY = """
@@ -52,6 +52,7 @@ def card(result: Result) -> str:
         ("Training", _training(result)),
         ("Communication", _communication(result)),
         ("Measured", _measured(result)),
+        *([("Coefficients", table)] if (table := _coefficients(result)) else []),
         ("Limits, and what is not known", _limits(result)),
     )
     for title, content in sections:
@@ -196,6 +197,21 @@ def _measured(result: Result) -> list[str]:
     if each:
         lines += ["", f"| silo | {result.headline} on its test data |", "|---|---:|"]
         lines += [f"| {_cell(name)} | {'-' if value is None else f'{value:.4f}'} |" for name, value in each[:_MOST]]
+    return lines
+
+
+def _coefficients(result: Result) -> list[str]:
+    """Return the table of a regression; nothing for other models."""
+    if result.weights is None or "covariance" not in (tensors := result.model.state_dict()):
+        return []
+    lines = ["| output | column | estimate | standard error | p | 95 % interval |", "|---|---|---:|---:|---:|---:|"]
+    for one in coefficients_in(result.config, tensors):
+        if one.estimate is not None:
+            ends = f"{one.low:.4g} to {one.high:.4g}"
+            lines.append(
+                f"| {_cell(one.output)} | {_cell(one.column)} | {one.estimate:.4g} | {one.error:.4g} | {one.p:.3g} | "
+                f"{ends} |"
+            )
     return lines
 
 

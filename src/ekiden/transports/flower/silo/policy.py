@@ -16,7 +16,7 @@ from ekiden.engine.folder import values_digest
 from ekiden.engine.method import INITIAL, Method
 from ekiden.engine.wire import SERVER, Ref
 from ekiden.engine.worker import Setup
-from ekiden.methods import LAP, DeepAFL
+from ekiden.methods import GLM, LAP, DeepAFL
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures
 from ekiden.training import frozen
 from ekiden.training.network import on_meta
@@ -65,8 +65,8 @@ def check_terms(file: SiloFile, agreed: Agreement) -> None:
 def _check_method(file: SiloFile, method: Method) -> None:
     """Refuse values of hyperparameters that the silo's file does not allow, and features that another party chooses.
 
-    Sums of features that were made for it are single samples. So features follow from the seed, or from values that the
-    silo has itself, unless it trusts the others.
+    Sums of features, or at coefficients, that were made for it are single samples. So features follow from the seed, or
+    from values that the silo has itself, and coefficients are 0, unless the silo trusts the others.
 
     Raises:
         UserError: the message names the line of the file.
@@ -91,6 +91,8 @@ def _check_method(file: SiloFile, method: Method) -> None:
         raise UserError(f"who has the model before a closing lap chooses the features, {why}: leave out {LAP}")
     if isinstance(method, FixedFeatures) and not method.seeded:
         raise UserError(f"the first silo of {title} chooses the features, {why}: give --dictionary seed")
+    if isinstance(method, GLM) and method.family != "linear":
+        raise UserError(f"the last silo of {title} chooses where sums are taken, {why}: give --family linear")
     if isinstance(method, DeepAFL):
         raise UserError(f"the coordinator of {title} chooses the features, {why}: choose another method")
 

@@ -1,0 +1,1 @@
+"""Regression with standard errors, from sums."""

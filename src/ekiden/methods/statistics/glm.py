@@ -1,0 +1,238 @@
+"""Logistic, linear and Poisson regression with standard errors, equal to those of pooled data."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ekiden.authoring import (
+    CLASSES,
+    INITIAL,
+    Client,
+    Fed,
+    Method,
+    Ref,
+    Size,
+    State,
+    Task,
+    Traits,
+    UserError,
+    Weights,
+    on_client,
+)
+from ekiden.base.checks import Range
+from ekiden.data.tasks import Classification, Need, Regression
+from ekiden.engine.federation import in_order
+from ekiden.methods.statistics.newton import (
+    CONSTANT,
+    Coefficients,
+    Derivatives,
+    Family,
+    Solution,
+    derivatives,
+    groups,
+    improved,
+    solved,
+    start,
+)
+from ekiden.models.linear import Linear, linear
+from ekiden.training import frozen
+from ekiden.training.network import Network
+
+
+@dataclass(frozen=True)
+class Fitting(State):
+    """The state with the coefficients of this lap and the sums so far; there is no model before the last step."""
+
+    model: Ref[Weights] | Weights | None = None
+    coefficients: Ref[Coefficients] | None = None
+    sums: Ref[Derivatives] | None = None
+
+
+class Estimated(Linear):
+    """A linear network with the covariances of its coefficients.
+
+    Attributes:
+        family: which regression.
+        covariance: (G, S, S), for columns as they enter and targets as they leave the network.
+        samples: n.
+        rates: mean and standard deviation of each target of Poisson regression; the network gives standardised numbers.
+    """
+
+    covariance: Tensor
+    samples: Tensor
+    rates: Tensor
+
+    def __init__(self, base: Linear, family: Family, outputs: int, task: Task) -> None:
+        super().__init__(base.features, base.names, outputs)
+        self.family = family
+        count, each = groups(family, outputs)
+        size = each * (len(base.names) + 1)
+        self.register_buffer("covariance", torch.zeros(count, size, size))
+        self.register_buffer("samples", torch.zeros((), dtype=torch.int64))
+        scale = (task.mean, task.std) if isinstance(task, Regression) else ((0.0,), (1.0,))
+        self.register_buffer("rates", torch.tensor(scale), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, K) logits, or standardised numbers."""
+        found = super().forward(x)
+        return (found.exp() - self.rates[0]) / self.rates[1] if self.family == "poisson" else found
+
+    def holding(self, solution: Solution, samples: int) -> Weights:
+        """Return the network with these estimates, as weights."""
+        rows = solution.values.view(-1, len(self.names) + 1)
+        rows = F.pad(rows, (0, 0, 1, 0)) if self.family == "logistic" else rows  # 0 for the first class
+        head = cast(nn.Linear, self.head).requires_grad_(True)
+        with torch.no_grad():
+            head.weight.copy_(rows[:, :-1])
+            head.bias.copy_(rows[:, -1])
+            self.covariance.copy_(solution.covariance)
+            self.samples.fill_(samples)
+        return Network(self, head.weight.device).weights()
+
+
+@dataclass(frozen=True)
+class GLM(Method):
+    """Clients add up derivatives of the likelihood, from which the last one makes Newton's steps: exact regression.
+
+    John Nelder, Robert Wedderburn: Generalized Linear Models. Journal of the Royal Statistical Society A, 1972.
+    https://doi.org/10.2307/2344614. From sums of sites: Yuan Wu et al.: Grid Binary LOgistic REgression (GLORE).
+    Journal of the American Medical Informatics Association, 2012. https://doi.org/10.1136/amiajnl-2012-000862
+
+    The result is that of pooled data, with standard errors: nothing depends on how samples are divided.
+
+    Departures from the paper: sums are whole numbers in units of 2^-28, handed from client to client. The first step
+    starts at the best constants, which follow from the first sums. A step that makes the likelihood smaller is halved.
+    The number of laps is fixed; a regression that has not converged then is refused.
+    """
+
+    family: Family = "logistic"
+    """logistic: classes, binary or multinomial; linear: numbers, ordinary least squares, which needs one lap; poisson:
+    counts (targets of --task regression), logarithmic link"""
+    laps: Annotated[int, Range(least=4, most=100)] = 10
+    """T, passes over all clients: Newton's steps; linear regression makes one"""
+    order: str = "given"
+    """order of the clients: given, reversed, random, or names separated by commas; the last one makes the steps"""
+
+    traits = Traits(averages=False)
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Classes for logistic regression. Numbers are checked in `check_network`."""
+        return CLASSES if self.family == "logistic" else frozenset({"vectors"})
+
+    def check(self, clients: Sequence[str]) -> None:
+        """Refuse an order that does not name the clients."""
+        in_order(self.order, clients)
+
+    def check_network(self, model: Size) -> None:
+        """Refuse targets that the family does not explain."""
+        if self.family != "logistic" and not isinstance(model.task, Regression):
+            raise UserError(f"--family {self.family} explains numbers, the task is {model.task.kind}: leave it out")
+        if self.family == "logistic" and not isinstance(model.task, Classification):
+            raise UserError("logistic regression explains classes: give --family linear or poisson")
+
+    def with_source(self, model: str, pretrained: str) -> tuple["GLM", str, str]:
+        """The linear network; no other is possible."""
+        if model not in ("auto", "linear") or pretrained:
+            raise UserError("glm has a linear network of its own: leave out --model and --pretrained")
+        return self, "linear", ""
+
+    def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int, task: Task) -> nn.Module:
+        """Return a linear network with the covariances of its coefficients."""
+        base = network if isinstance(network, Linear) else linear(shape, classes)
+        codes = base is not network and any(isinstance(part, nn.Embedding) for part in network.modules())
+        if codes or any(True for _ in frozen.fixed(network)):
+            raise UserError("glm has a linear network of its own: leave out the model, and --train")
+        return Estimated(base, self.family, classes, task)
+
+    def start(self) -> Fitting:
+        """Start without sums."""
+        return Fitting()
+
+    def run(self, fed: Fed, s: Fitting) -> Iterator[State]:
+        """Yield the state after each hop. A lap ends at the last client, which makes Newton's step."""
+        order = fed.order(self.order)
+        while s.step < self.steps(len(order)):
+            lap, hop = divmod(s.step, len(order))
+            client, at = order[hop], s.coefficients
+            sums = fed.sum(self.add, [client], INITIAL, at, plus=s.sums)
+            if hop < len(order) - 1:
+                s = s.next(sums=sums)
+            elif lap < self._laps - 1:
+                s = s.next(coefficients=fed.call(self.improve, client, INITIAL, at, sums), sums=None)
+            else:
+                s = s.next(model=fed.call(self.solve, client, INITIAL, at, sums), coefficients=None, sums=None)
+            yield s
+
+    @on_client
+    def add(self, client: Client, model: Weights, at: Coefficients | None, before: Derivatives | None) -> Derivatives:
+        """Add the derivatives of the client's samples to those received."""
+        network = cast(Estimated, client.network(model))
+        with torch.no_grad():
+            blocks = [
+                (network.features(x), y) for x, y in client.batches(passes=0, shuffle=False)
+            ]  # no pass: only what enters the head
+        width = len(network.names)
+        x = torch.cat([torch.zeros(0, width, device=client.unit().device), *(x for x, _ in blocks)])
+        y = client.data.train.y.to(x.device)
+        if self.family != "logistic":
+            y = y if y.ndim == 2 else y[:, None]
+            y = self._targets(client, y)
+        own = derivatives(self.family, F.pad(x, (0, 1), value=1.0), y, self._at(client, network, at).values)
+        return client.added(before, own)
+
+    @on_client
+    def improve(self, client: Client, model: Weights, at: Coefficients | None, totals: Derivatives) -> Coefficients:
+        """Return the coefficients of the next lap."""
+        network = cast(Estimated, client.network(model))
+        return improved(self.family, self._at(client, network, at), totals, [*network.names, CONSTANT])
+
+    @on_client
+    def solve(self, client: Client, model: Weights, at: Coefficients | None, totals: Derivatives) -> Weights:
+        """Return the network with the estimates and their covariances."""
+        network = cast(Estimated, client.network(model))
+        at = self._at(client, network, at)
+        return network.holding(solved(self.family, at, totals, [*network.names, CONSTANT]), totals.samples)
+
+    def _at(self, client: Client, network: Estimated, at: Coefficients | None) -> Coefficients:
+        """Return the coefficients of this lap, 0 in the first one."""
+        usual = start(self.family, client.classes, len(network.names) + 1)
+        if at is None:
+            return usual
+        if at.values.shape != usual.values.shape or at.values.dtype != torch.float64:
+            raise UserError("the coefficients received are of other columns: use the same data schema everywhere")
+        return Coefficients(at.values.cpu(), at.step.cpu(), at.likelihood)
+
+    def _targets(self, client: Client, y: Tensor) -> Tensor:
+        """Return targets (n, K) float64: standardised, or counts."""
+        if self.family == "linear":
+            task = cast(Regression, client.task)
+            mean, std = (torch.tensor(part, dtype=torch.float64, device=y.device) for part in (task.mean, task.std))
+            return (y.double() - mean) / std
+        if bool((y < 0).any()):
+            raise UserError(
+                f"{client.name} has a negative target, and counts are not negative: correct it, or use --family linear"
+            )
+        return y.double()
+
+    @property
+    def _laps(self) -> int:
+        return 1 if self.family == "linear" else self.laps
+
+    def steps(self, clients: int) -> int:
+        """T laps of N hops."""
+        return self._laps * clients
+
+    def cost(self, clients: int, model: Size) -> int:
+        """(N - 1)·(T(4G·S(S + 3) + 8G + 16) + (T - 1)(16GS + 8)).
+
+        For logistic regression G = 1 and S = (K - 1)(D + 1), otherwise G = K and S = D + 1, where D is the number of
+        columns.
+        """
+        count, size, _ = cast(Estimated, model.network.module).covariance.shape
+        sums = 4 * count * size * (size + 3) + 8 * count + 16
+        return (clients - 1) * (self._laps * sums + (self._laps - 1) * (16 * count * size + 8))

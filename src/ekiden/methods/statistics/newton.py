@@ -1,0 +1,279 @@
+"""Derivatives of log-likelihoods as sums over samples in fixed point, and Newton's steps from their totals."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ekiden.base.errors import UserError
+
+Family = Literal["logistic", "linear", "poisson"]
+CONSTANT = "constant"
+_UNIT = 2.0**28
+"""the whole number that stands for 1 in sums"""
+_MOST = 2.0**62
+_ROWS = 8192  # samples that are multiplied together
+_DEPENDENT = 1e-9  # least eigenvalue of a correlation matrix that can be inverted
+_CONVERGED = 1e-10  # largest squared last step, in standard errors
+_NONE = -(2**62)  # the likelihood before the first step
+_EQUAL = 2**10  # difference of two likelihoods that may be due to rounding
+
+
+@dataclass(frozen=True, eq=False)
+class Derivatives:
+    """Sums over samples, in units of 2^-28. There are G groups of S coefficients; those of a group are correlated.
+
+    Attributes:
+        gradient: (G, S) int64, of the log-likelihood.
+        hessian: (G, S(S + 1)/2) int64, of the negative log-likelihood, the upper triangle row by row.
+        squares: (G,) int64, Σ y², for linear regression.
+        likelihood: of all groups, up to a constant.
+        samples: n.
+    """
+
+    gradient: Tensor
+    hessian: Tensor
+    squares: Tensor
+    likelihood: int
+    samples: int
+
+    def __post_init__(self) -> None:
+        """Check what may come from another party."""
+        shapes = [tuple(t.shape) for t in self._tensors()]
+        size = self.gradient.shape[-1] if self.gradient.ndim == 2 else 0
+        if shapes != [(len(self.gradient), size), (len(self.gradient), size * (size + 1) // 2), (len(self.gradient),)]:
+            raise UserError(f"sums of shapes {shapes} do not fit together: use one version of Ekiden everywhere")
+        if {t.dtype for t in self._tensors()} != {torch.int64} or self.samples < 0:
+            raise UserError("sums must be whole numbers: use one version of Ekiden everywhere")
+
+    def plus(self, other: "Derivatives") -> Self:
+        """Return the sums over the samples of both."""
+        if [t.shape for t in self._tensors()] != [t.shape for t in other._tensors()]:
+            raise UserError("sums of other coefficients cannot be combined: use the same data schema everywhere")
+        mine, others = self._tensors(), other._tensors()
+        gradient, hessian, squares = (_bounded(a.double() + b, a + b) for a, b in zip(mine, others, strict=True))
+        likelihood, samples = self.likelihood + other.likelihood, self.samples + other.samples
+        return type(self)(gradient, hessian, squares, likelihood, samples)
+
+    def real(self) -> tuple[Tensor, Tensor]:
+        """Return the gradient (G, S) and the Hessian (G, S, S), float64 on the CPU."""
+        gradient, packed = self.gradient.cpu().double() / _UNIT, self.hessian.cpu().double() / _UNIT
+        size = gradient.shape[1]
+        full = torch.zeros(len(gradient), size, size, dtype=torch.float64)
+        rows, columns = torch.triu_indices(size, size)
+        full[:, rows, columns] = packed
+        full[:, columns, rows] = packed
+        return gradient, full
+
+    def _tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.gradient, self.hessian, self.squares
+
+
+class Coefficients(NamedTuple):
+    """Where the next derivatives are taken.
+
+    Attributes:
+        values: (G, S) float64.
+        step: (G, S) float64, the last step.
+        likelihood: before that step, in units of 2^-28.
+    """
+
+    values: Tensor
+    step: Tensor
+    likelihood: int
+
+
+class Solution(NamedTuple):
+    """What follows from the last totals.
+
+    Attributes:
+        values: (G, S) float64.
+        covariance: (G, S, S) float64, of the estimates; 0 for coefficients that no sample has.
+    """
+
+    values: Tensor
+    covariance: Tensor
+
+
+def groups(family: Family, outputs: int) -> tuple[int, int]:
+    """Return G, and how many coefficients of one column are in a group, for a network with this number of outputs."""
+    return (1, outputs - 1) if family == "logistic" else (outputs, 1)
+
+
+def derivatives(family: Family, x: Tensor, y: Tensor, values: Tensor) -> Derivatives:
+    """Return a client's sums at the given coefficients.
+
+    Args:
+        family: which regression.
+        x: (n, P) what enters it, 1 for the constant included.
+        y: (n,) classes, or (n, K) numbers.
+        values: (G, S) coefficients; for classes S = (K - 1)P, class by class from the second on.
+    """
+    count, width = values.shape
+    rows, columns = torch.triu_indices(width, width, device=x.device)
+    gradient = torch.zeros(count, width, dtype=torch.float64, device=x.device)
+    hessian = torch.zeros(count, len(rows), dtype=torch.float64, device=x.device)
+    squares, likelihood = torch.zeros(count, dtype=torch.float64, device=x.device), 0.0
+    for block, of in zip(torch.split(x.double(), _ROWS), torch.split(y, _ROWS), strict=True):
+        of_block = _classes if family == "logistic" else _numbers
+        parts = of_block(family, block, of, values.to(x.device))
+        gradient += parts[0]
+        hessian += parts[1][:, rows, columns]
+        squares += parts[2]
+        likelihood += parts[3]
+    gradient, hessian, squares, total = (
+        _bounded(part * _UNIT, (part * _UNIT).round().long())
+        for part in (gradient, hessian, squares, torch.tensor(likelihood, dtype=torch.float64))
+    )
+    return Derivatives(gradient, hessian, squares, int(total), len(x))
+
+
+def _classes(family: Family, x: Tensor, y: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Return gradient, Hessian, nothing, log-likelihood of logistic regression, binary or multinomial."""
+    width = x.shape[1]
+    logs = F.pad(x @ values.view(-1, width).T, (1, 0)).log_softmax(1)
+    p = logs.exp()[:, 1:]
+    rest = F.one_hot(y, logs.shape[1])[:, 1:] - p
+    others = p.shape[1]
+    hessian = torch.empty(others, width, others, width, dtype=torch.float64, device=x.device)
+    for a in range(others):
+        for b in range(a, others):
+            block = x.T @ (((p[:, a] if a == b else 0.0) - p[:, a] * p[:, b])[:, None] * x)
+            hessian[a, :, b], hessian[b, :, a] = block, block.T
+    size = others * width
+    found = float(logs.gather(1, y[:, None]).sum())
+    return (rest.T @ x).view(1, -1), hessian.view(1, size, size), torch.zeros(1).to(x), found
+
+
+def _numbers(family: Family, x: Tensor, y: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Return gradient, Hessian, Σ y² and log-likelihood of linear or Poisson regression of each target."""
+    eta, y = x @ values.T, y.double()
+    mean = eta if family == "linear" else eta.exp()
+    likelihood = -(y - eta).square() / 2 if family == "linear" else y * eta - mean
+    weights = torch.ones_like(mean) if family == "linear" else mean
+    hessian = torch.stack([x.T @ (w[:, None] * x) for w in weights.T])
+    return (y - mean).T @ x, hessian, y.square().sum(0), float(likelihood.sum())
+
+
+def _bounded(found: Tensor, whole: Tensor) -> Tensor:
+    """Return whole numbers, or refuse them if they had no room."""
+    if not bool((found.abs() < _MOST).all()):  # also where one is NaN
+        raise UserError(
+            "the sums of a regression have no room: a value is too far from the others, or the classes can be "
+            "separated without error; look at the largest values of the columns"
+        )
+    return whole
+
+
+def start(family: Family, outputs: int, width: int) -> Coefficients:
+    """Return the coefficients 0, for P = `width` numbers that enter."""
+    count, each = groups(family, outputs)
+    zeros = torch.zeros(count, each * width, dtype=torch.float64)
+    return Coefficients(zeros, zeros, _NONE)
+
+
+def improved(family: Family, before: Coefficients, totals: Derivatives, names: list[str]) -> Coefficients:
+    """Return the coefficients after Newton's step; after half of the last step if that made the likelihood smaller.
+
+    The first totals also tell the step from the best constants, which is taken instead: it is the nearer start.
+
+    Args:
+        family: which regression.
+        before: where the derivatives were taken.
+        totals: sums over all samples.
+        names: (P,) of what enters.
+    """
+    if totals.likelihood < before.likelihood - _EQUAL:
+        half = before.step / 2
+        return Coefficients(before.values - half, half, before.likelihood)
+    gradient, hessian, values = *totals.real(), before.values
+    if before.likelihood == _NONE:
+        values, gradient, hessian = _from_constants(family, gradient, hessian, totals.samples, len(names))
+    step = (_inverse(hessian, names, first=True) @ gradient[:, :, None])[:, :, 0]
+    return Coefficients(values + step, values + step - before.values, totals.likelihood)
+
+
+def solved(family: Family, before: Coefficients, totals: Derivatives, names: list[str]) -> Solution:
+    """Return the estimates and their covariances after the last lap.
+
+    Args:
+        family: which regression.
+        before: where the derivatives were taken.
+        totals: sums over all samples.
+        names: (P,) of what enters.
+    """
+    gradient, hessian = totals.real()
+    inverse = _inverse(hessian, names, first=family == "linear")
+    step = (inverse @ gradient[:, :, None])[:, :, 0]
+    values = before.values + step
+    if family == "linear":
+        free = totals.samples - int((hessian.diagonal(dim1=1, dim2=2)[0] > 0).sum())
+        if free < 1:
+            raise UserError(f"{totals.samples} samples are too few for {len(names)} coefficients: leave columns out")
+        rest = totals.squares.cpu().double() / _UNIT - (gradient * step).sum(1)
+        return Solution(values, inverse * (rest.clamp(min=0) / free)[:, None, None])
+    left = float((step * gradient).sum(1).max())
+    if totals.likelihood < before.likelihood - _EQUAL or not left < _CONVERGED:
+        moved = (step.abs() / inverse.diagonal(dim1=1, dim2=2).sqrt().clamp(min=1e-30)).view(-1, len(names)).amax(0)
+        names, moved = [name for name in names if name != CONSTANT], moved[[name != CONSTANT for name in names]]
+        furthest = names[int(moved.argmax())] if names else CONSTANT
+        raise UserError(
+            f"the regression did not converge: give more --laps; if that does not help, {furthest!r} "
+            "and other columns separate the samples without error: leave it out, or join rare categories"
+        )
+    return Solution(values, inverse)
+
+
+def _from_constants(
+    family: Family, gradient: Tensor, hessian: Tensor, samples: int, width: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the best constants, and gradient and Hessian there, from those where all coefficients are 0."""
+    values = torch.zeros_like(gradient)
+    if family == "poisson":
+        squares = hessian
+        counts = gradient[:, -1:] + samples
+        if not bool((counts > 0).all()):
+            raise UserError("a target of Poisson regression is 0 in all samples: leave it out")
+        values[:, -1:] = (counts / samples).log()
+        return values, gradient + (1 - counts / samples) * squares[:, -1], counts[:, :, None] / samples * squares
+    classes = gradient.shape[1] // width + 1
+    share = 1 / classes
+    squares = hessian[0, :width, :width] / (share * (1 - share))  # Σ xxᵀ
+    sums = gradient.view(-1, width) + share * squares[-1]  # Σ x over the samples of each class but the first
+    p = sums[:, -1] / samples
+    first = 1 - float(p.sum())
+    if first < 0.5 / samples or float(p.min()) < 0.5 / samples:
+        raise UserError("a class has no training samples: leave it out, as no regression can tell its coefficients")
+    constants = torch.zeros_like(sums)
+    constants[:, -1] = (p / first).log()
+    curved = torch.kron(torch.diag(p) - torch.outer(p, p), squares)
+    return constants.view(1, -1), (sums - p[:, None] * squares[-1]).view(1, -1), curved[None]
+
+
+def _inverse(hessian: Tensor, names: list[str], *, first: bool) -> Tensor:
+    """Return H⁻¹ (G, S, S), with 0 for coefficients that no sample has.
+
+    Args:
+        hessian: (G, S, S).
+        names: (P,) of what enters.
+        first: whether a matrix that has no inverse means dependent columns, and not that classes can be separated.
+    """
+    found = torch.zeros_like(hessian)
+    for place, h in enumerate(hessian):
+        used = (h.diagonal() > 0.5 / _UNIT).nonzero().flatten()
+        scale = h.diagonal()[used].rsqrt()
+        values, vectors = torch.linalg.eigh(h[used][:, used] * torch.outer(scale, scale))
+        if float(values[0]) < _DEPENDENT:
+            loads = vectors[:, 0].abs()
+            columns = dict.fromkeys(names[int(used[k]) % len(names)] for k in (loads > 0.1 * loads.max()).nonzero())
+            which = ", ".join(map(repr, columns))
+            raise UserError(
+                f"columns follow from each other: {which}; leave one of them out (--drop-columns)"
+                if first
+                else f"columns separate the samples without error: {which}; leave one out, or join rare categories"
+            )
+        inverse = (vectors / values) @ vectors.T * torch.outer(scale, scale)
+        found[place][used[:, None], used] = inverse
+    return found

@@ -1,0 +1,194 @@
+"""Regressions: against statsmodels on pooled data, what is refused, and the table that show, card and JSON have.
+
+`python -m tests.methods.test_glm` prints the numbers of statsmodels (0.15.0) that are kept here.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ekiden import GLM, FederatedData, UserError, federate, run
+from ekiden.methods.statistics.newton import Coefficients, Derivatives, derivatives, improved, solved, start
+from ekiden.results.result import Result
+
+LABELS = {"logistic": "died", "multinomial": "stage", "linear": "days", "poisson": "visits"}
+NAMES = ["age", "bmi", "sex = m", "site = b", "site = c", "constant"]
+REFERENCE: dict[str, dict[str, list[float]]] = json.loads((Path(__file__).parent / "glm.json").read_text())
+
+
+def cohort(n: int = 200) -> dict[str, Any]:
+    """Patients whose outcomes depend on age, weight, sex and site."""
+    r = np.random.default_rng(5)
+    age, bmi = r.normal(60, 12, n).round(1), r.normal(27, 4, n).round(2)
+    sex, site = r.choice(["f", "m"], n), r.choice(["a", "b", "c"], n, p=[0.5, 0.3, 0.2])
+    risk = -6 + 0.05 * age + 0.03 * bmi + 0.5 * (sex == "m") + 0.8 * (site == "c")
+    died = r.random(n) < 1 / (1 + np.exp(-risk))
+    stage = (risk + 2 + r.logistic(size=n) > 0).astype(int) + (risk + 1 + r.logistic(size=n) > 0)
+    days = (3 + 0.1 * age - 0.05 * bmi + 1.5 * (sex == "m") + r.normal(0, 2, n)).round(3)
+    visits = r.poisson(np.exp(-1 + 0.02 * age + 0.3 * (site == "b")))
+    columns = {"age": age, "bmi": bmi, "sex": sex, "site": site, "days": days, "visits": visits}
+    return columns | {"died": np.where(died, "yes", "no"), "stage": np.array(["I", "II", "III"])[stage]}
+
+
+def held(label: str, rows: list[Any], **changed: Any) -> FederatedData:
+    """Silos with these rows; all are for training, and for testing too."""
+    table = cohort() | changed
+    wanted = ["age", "bmi", "sex", "site", label, *(name for name in changed if name not in cohort())]
+    silos: list[Any] = [{name: list(table[name][at]) for name in wanted} for at in rows]
+    task = "regression" if label in ("days", "visits") else None
+    return federate(silos, tests=silos, val_fraction=0.0, label_column=label, task=task)
+
+
+def go(case: str, rows: list[Any] | None = None, folder: Path | None = None, **changed: Any) -> Result:
+    family = "logistic" if case == "multinomial" else case
+    data = held(LABELS[case], rows or [slice(0, 90), slice(90, 200)], **changed)
+    return run(GLM(family=family), data, evaluate_every=10**9, folder=folder)  # type: ignore[arg-type]
+
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.* equal a training row", "ignore:.* fewer than", "ignore:.* has one value"
+)
+
+
+@pytest.mark.parametrize("case", LABELS)
+def test_it_is_the_regression_of_pooled_data(case: str) -> None:
+    found = go(case).coefficients
+    assert [one.column for one in found] == NAMES * (len(found) // len(NAMES))
+    wanted = REFERENCE[case]
+    for k, one in enumerate(found):
+        error = wanted["error"][k]
+        assert one.error == pytest.approx(error, rel=1e-6)
+        assert one.estimate == pytest.approx(wanted["estimate"][k], abs=1e-6 * error)
+        assert one.p == pytest.approx(wanted["p"][k], abs=1e-6)
+
+
+def test_neither_division_nor_order_matters() -> None:
+    one, other = go("logistic"), go("logistic", [slice(150, 200), slice(0, 150)])
+    for a, b in zip(one.coefficients, other.coefficients, strict=True):
+        assert a.estimate == pytest.approx(b.estimate, abs=1e-6 * (a.error or 0))
+
+
+def test_a_step_too_far_is_halved() -> None:
+    """Poisson regression on one far value: Newton's first steps go too far."""
+    x = torch.tensor([[0.0, 1], [0.1, 1], [0.2, 1], [0.1, 1], [9.0, 1]], dtype=torch.float64)
+    y = torch.tensor([[1.0], [0], [2], [1], [400]], dtype=torch.float64)
+    at, halved = start("poisson", 1, 2), 0
+    for _ in range(30):
+        after = improved("poisson", at, derivatives("poisson", x, y, at.values), ["x", "constant"])
+        halved += after.likelihood == at.likelihood
+        at = after
+    found = solved("poisson", at, derivatives("poisson", x, y, at.values), ["x", "constant"])
+    mean = (x @ found.values[0]).exp()
+    assert halved
+    assert torch.allclose(x.T @ (y[:, 0] - mean), torch.zeros(2, dtype=torch.float64), atol=1e-5)
+
+
+def test_dependent_columns_are_named() -> None:
+    table = cohort()
+    with pytest.raises(UserError, match=r"follow from each other: 'age', 'months'; leave one of them out") as refusal:
+        go("linear", months=12 * table["age"] + 3)
+    assert "\n" not in str(refusal.value)
+
+
+def test_classes_that_a_column_separates_are_refused_with_its_name() -> None:
+    table = cohort()
+    with pytest.raises(UserError, match=r"did not converge.*'marker' and other columns separate|separate.*'marker'"):
+        go("logistic", marker=np.where(table["died"] == "yes", 1.0, 0.0) + 0.1 * table["age"] / 100)
+
+
+def test_a_constant_column_has_no_estimate() -> None:
+    result = go("linear", hospital=np.full(200, 7.0))
+    assert [one.column for one in result.coefficients if one.estimate is None] == ["hospital"]
+
+
+def test_what_a_family_does_not_explain_is_refused() -> None:
+    rows = [slice(0, 100), slice(100, 200)]
+    for family, label, why in (
+        ("logistic", "days", "glm needs one class for each sample"),
+        ("poisson", "died", "--family poisson explains numbers"),
+    ):
+        with pytest.raises(UserError, match=why):
+            run(GLM(family=family), held(label, rows))  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="counts are not negative"):
+        run(GLM(family="poisson"), held("days", rows, days=cohort()["days"] - 100))
+    with pytest.raises(UserError, match="linear network of its own"):
+        run(GLM(), held("died", rows), "table_mlp")
+
+
+def test_sums_that_do_not_fit_are_refused() -> None:
+    own = derivatives("linear", torch.ones(4, 2), torch.ones(4, 1), start("linear", 1, 2).values)
+    other = derivatives("linear", torch.ones(4, 3), torch.ones(4, 1), start("linear", 1, 3).values)
+    with pytest.raises(UserError, match="other coefficients"):
+        own.plus(other)
+    with pytest.raises(UserError, match="do not fit together"):
+        Derivatives(own.gradient, other.hessian, own.squares, 0, 4)
+    with pytest.raises(UserError, match="have no room"):
+        derivatives("linear", torch.full((4, 2), 1e9), torch.ones(4, 1), start("linear", 1, 2).values)
+    far = Coefficients(torch.full((1, 2), 800.0, dtype=torch.float64), own.gradient.double(), 0)
+    with pytest.raises(UserError, match="have no room"):
+        derivatives("poisson", torch.ones(4, 2), torch.ones(4, 1), far.values)
+
+
+def test_chosen_coefficients_read_a_record_from_two_totals() -> None:
+    """What the last silo could do where silos trust it: only the record that lies furthest changes its side."""
+    draw = torch.Generator().manual_seed(3)
+    x = torch.cat([torch.randn(300, 3, generator=draw), torch.ones(300, 1)], 1).double()
+    y = torch.randint(2, (300,), generator=draw)
+    order = x[:, 0].argsort()
+    far, next_ = x[order[-1], 0], x[order[-2], 0]
+    steep = 80 / (far - next_)
+
+    def gradient(at: torch.Tensor) -> torch.Tensor:
+        values = torch.stack([steep, *torch.zeros(2), -steep * at])[None].double()
+        found: torch.Tensor = derivatives("logistic", x, y, values).real()[0][0]
+        return found
+
+    read = gradient(far + 40 / steep) - gradient((far + next_) / 2)
+    assert torch.allclose(read, x[order[-1]], atol=1e-3)
+
+
+def test_show_json_and_card_have_the_table(tmp_path: Path, command: Callable[..., tuple[int, str]]) -> None:
+    result = go("linear", folder=tmp_path / "run")
+    (_, shown), (_, told), (_, card) = (
+        command(*given, str(tmp_path / "run"), *more)
+        for given, more in ((["show"], []), (["show"], ["--json"]), (["card"], []))
+    )
+    assert json.loads(told)["coefficients"] == [one.to_json() for one in result.coefficients]
+    for one in result.coefficients:
+        assert f"{one.estimate:.4g}" in shown
+        assert f"| {one.column} | {one.estimate:.4g} |" in card
+
+
+def _reference() -> None:
+    """Print what statsmodels says."""
+    import pandas as pd  # type: ignore[import-untyped,unused-ignore]
+    import statsmodels.api as sm  # type: ignore[import-not-found,unused-ignore]
+
+    table = pd.DataFrame(cohort())
+    x = sm.add_constant(pd.get_dummies(table[["age", "bmi", "sex", "site"]], drop_first=True).astype(float))
+    x = x[[*x.columns[1:], "const"]]
+    fits = {
+        "logistic": sm.Logit((table["died"] == "yes").astype(int), x).fit(disp=0),
+        "multinomial": sm.MNLogit(table["stage"].astype("category").cat.codes, x).fit(disp=0),
+        "linear": sm.OLS(table["days"], x).fit(),
+        "poisson": sm.GLM(table["visits"], x, family=sm.families.Poisson()).fit(tol=1e-12),
+    }
+    kept = {"estimate": "params", "error": "bse", "p": "pvalues"}
+    print(
+        json.dumps(
+            {
+                case: {name: np.asarray(getattr(fit, of)).T.ravel().tolist() for name, of in kept.items()}
+                for case, fit in fits.items()
+            },
+            indent=1,
+        )
+    )
+
+
+if __name__ == "__main__":
+    _reference()
