@@ -142,9 +142,8 @@ class TestSet:
             return {}
         all_metrics = last and self.task.measures_all
         each, served, places = self._answers(model, personal, True if all_metrics else None)
-        own = [scores.score(rows) for scores, rows in served]
+        own, losses = self._by_client(served)
         row: dict[str, Any] = self._measured(each)
-        losses = [_loss(scores, rows) for scores, rows in served]
         if diverged(losses, self.task.guess(self._data.dataset.outputs), personal=bool(personal)):
             row["diverged"] = True
         if personal and model is not None:
@@ -192,6 +191,25 @@ class TestSet:
         rows: list[Tensor | None] = [c.test.rows for c in clients]
         served = [*zip(each if personal else each * len(rows), rows, strict=True)]
         return each, served, torch.arange(len(self._data.dataset.test))
+
+    def _by_client(self, served: Sequence[tuple[Scores, Tensor | None]]) -> tuple[list[float], list[float]]:
+        """Return the headline metric and the mean loss of what each client is served; NaN where it has no samples.
+
+        The loss is infinite where answers are not finite.
+        """
+        (scores, first), *more = served
+        same = first is not None and all(one is scores for one, _ in more)
+        if same and self.task.kind == "classification" and self.task.headline.name == "accuracy":
+            rows = [rows for _, rows in served if rows is not None]
+            counts = torch.tensor([len(part) for part in rows])
+            owner, flat = torch.arange(len(rows)).repeat_interleave(counts), torch.cat(rows)
+            sums = (
+                torch.bincount(owner, values[flat].double(), minlength=len(rows)).div(counts)
+                for values in (scores.right, scores.loss)
+            )
+            own, loss = (values.tolist() for values in sums)
+            return own, [inf if isnan(value) and n else value for value, n in zip(loss, counts.tolist(), strict=True)]
+        return [s.score(rows) for s, rows in served], [_loss(s, rows) for s, rows in served]
 
     def _measured(self, each: Sequence[Scores]) -> dict[str, Any]:
         """Return mean accuracy (if the task has one), mean loss and mean headline metric of some models."""

@@ -22,7 +22,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from math import isfinite, prod
@@ -178,7 +178,7 @@ class RunFolder:
 
     def transfer(self, row: Transfer) -> None:
         """Note a transfer as it happens."""
-        self.append("ledger.jsonl", asdict(row))
+        self.append("ledger.jsonl", vars(row))
 
     def append(self, name: str, row: Mapping[str, Any]) -> int:
         """Add a line to a growing file; returns the file's length."""

@@ -67,12 +67,13 @@ def check_clients(clients: Sequence[ClientData], method: Method) -> None:
     """Refuse a federation in which somebody has nothing to train on, or no validation data that the method needs."""
     if not clients:
         raise UserError("there is no client: give at least one data set")
-    names = [c.name for c in clients]
+    seen = set[str]()
     for client in clients:
         if client.name in ("", ".", "..", SERVER, EVERYONE) or set(client.name) & set("/\\,\0\n"):
             raise UserError(f"a client cannot be called {client.name!r}: give it another name, of letters and digits")
-        if names.count(client.name) > 1:
+        if client.name in seen:
             raise UserError(f"two clients are called {client.name!r}: give each its own name")
+        seen.add(client.name)
         if not len(client.train):
             raise UserError(f"client {client.name} has no training sample: leave it out or use fewer clients")
         if method.traits.needs_validation and not len(client.val):

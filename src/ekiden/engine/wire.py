@@ -14,6 +14,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import safetensors.torch
@@ -187,12 +188,16 @@ def _leaf_size(leaf: Any) -> int:
 
 
 def _is_record(value: Any) -> bool:
-    return (dataclasses.is_dataclass(value) and not isinstance(value, type)) or hasattr(value, "_fields")
+    return _is_record_type(type(value))
+
+
+@cache
+def _is_record_type(kind: type) -> bool:
+    return dataclasses.is_dataclass(kind) or hasattr(kind, "_fields")
 
 
 def _fields(value: Any) -> list[tuple[str, Any]]:
-    names = value._fields if hasattr(value, "_fields") else [f.name for f in dataclasses.fields(value)]
-    return [(name, getattr(value, name)) for name in names]
+    return [(name, getattr(value, name)) for name in field_names(type(value))]
 
 
 def _describe(value: Any, tensors: list[Tensor]) -> Any:
@@ -327,7 +332,9 @@ def record_name(record: Any) -> str:
     return record.__name__ if isinstance(record, type) else ""
 
 
+@cache
 def field_names(record: type) -> Sequence[str]:
+    """Return the names of the fields of a dataclass or NamedTuple; none for other types."""
     if dataclasses.is_dataclass(record):
         return [f.name for f in dataclasses.fields(record)]
     return typing.cast(Sequence[str], getattr(record, "_fields", ()))
