@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ekiden.base.errors import UserError
-from ekiden.base.files import Damaged, intact, safetensors_chunks, with_digest, write
+from ekiden.base.files import Damaged, intact, metadata_of, safetensors_chunks, with_digest, write
 from ekiden.engine import wire
 from ekiden.training.weights import Weights
 
@@ -151,22 +152,25 @@ class Store:
 
 
 class FolderJournal:
-    """Progress within tasks, in files. A damaged file is ignored, and the work is done again."""
+    """Progress within tasks, in files. One that is damaged or of other arguments is ignored: the work is done again."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, arguments: Callable[[], str] = str) -> None:
+        """Keep files in `folder`; `arguments` gives a digest of the task's arguments, once it is needed."""
         self._folder = folder
+        self._arguments = cache(arguments)
 
     def load(self, key: str) -> dict[str, Tensor] | None:
         """Return what was saved under `key`, if it can be read."""
         try:
-            return load(self._folder / f"{key}.safetensors")
+            data = (self._folder / f"{key}.safetensors").read_bytes()
+            return tensors_of(data) if metadata_of(data).get("arguments") == self._arguments() else None
         except (OSError, SafetensorError, ValueError, Damaged):
             return None
 
     def save(self, key: str, tensors: dict[str, Tensor]) -> None:
         """Save `tensors` under `key`, in place of what was there."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        chunks = with_digest(safetensors_chunks(tensors, {}))
+        chunks = with_digest(safetensors_chunks(tensors, {"arguments": self._arguments()}))
         write(self._folder / f"{key}.safetensors", chunks, sync=False)
 
 
@@ -192,7 +196,12 @@ def load(path: Path) -> dict[str, Tensor]:
         Damaged: a byte of it was changed.
         OSError, SafetensorError, ValueError: it is missing, or not such a file.
     """
-    return wire.placed(safetensors.torch.load(intact(path.read_bytes())))  # type: ignore[no-any-return]
+    return tensors_of(path.read_bytes())
+
+
+def tensors_of(data: bytes) -> dict[str, Tensor]:
+    """Return the tensors in the bytes of such a file."""
+    return wire.placed(safetensors.torch.load(intact(data)))  # type: ignore[no-any-return]
 
 
 def read(path: Path, expected: Any) -> Any:

@@ -188,7 +188,7 @@ def _leaf_size(leaf: Any) -> int:
 
 
 def _is_record(value: Any) -> bool:
-    return _is_record_type(type(value))
+    return _is_record_type(type(value))  # type: ignore[arg-type]  # mypy issue 11469
 
 
 @cache
@@ -197,7 +197,7 @@ def _is_record_type(kind: type) -> bool:
 
 
 def _fields(value: Any) -> list[tuple[str, Any]]:
-    return [(name, getattr(value, name)) for name in field_names(type(value))]
+    return [(name, getattr(value, name)) for name in field_names(type(value))]  # type: ignore[arg-type]  # mypy issue 11469
 
 
 def _describe(value: Any, tensors: list[Tensor]) -> Any:

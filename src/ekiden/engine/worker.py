@@ -390,15 +390,12 @@ class Worker:
             setup.build() if module is None else module, setup.hardware.device, compiled=setup.hardware.compile
         )
 
-    def execute(
-        self, job: Job, journal: Journal | None = None, digest: str = "", masks: SumMasks | None = None
-    ) -> Outcome:
+    def execute(self, job: Job, journal: Journal | None = None, masks: SumMasks | None = None) -> Outcome:
         """Do one task. This is a pure function of `job`: the same job gives the same bits every time, in any process.
 
         Args:
             job: what to do.
             journal: where the task saves its progress, so that it can continue after a crash.
-            digest: distinguishes jobs of other arguments in the journal.
             masks: masks of what the task adds to sums; None: they are not masked.
 
         Raises:
@@ -410,11 +407,11 @@ class Worker:
         if self._watch:
             bench.watch = partial(self._watch, job.client)
         seed = derive(self.setup.seed, job.step, job.client, job.call)
-        key = f"{job.step}-{job.call}-{digest}"
         # Arguments from the server, another process or a file are on the CPU.
         private = wire.placed(job.private, self._feed.device)
         trained: list[Weights] | None = [] if self.setup.keep_trained else None
         data = self.clients[job.client]
+        key = f"{job.step}-{job.call}"
         client = Client(bench, data, private, seed, key, self._most_epochs, trained, self._remembered, masks)
         value = task(client, *wire.placed(job.args, self._feed.device))
         if trained and journal is not None:

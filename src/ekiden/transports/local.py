@@ -48,7 +48,7 @@ _UNREADABLE = (
 class Executor(Protocol):
     """Where jobs are executed."""
 
-    def submit(self, job: Job, journal: Path | None, digest: str) -> Future[Outcome]:
+    def submit(self, job: Job, journal: Path | None) -> Future[Outcome]:
         """Start a job; `journal` is the folder for its progress."""
 
     def close(self) -> None:
@@ -96,8 +96,7 @@ class Simulation(Transport):
         store = self._store(request.client)
         job = Job(request.step, request.call, request.client, request.task, args, store.private)
         journal = self._start.place(request.client)
-        digest = _digest(*args, store.private) if journal else ""
-        self._running[ref] = self._executor.submit(job, journal / "journal" if journal else None, digest)
+        self._running[ref] = self._executor.submit(job, journal / "journal" if journal else None)
         self._last[request.client] = ref
 
     def value(self, ref: Ref[Any]) -> Any:
@@ -172,9 +171,12 @@ def _by_owner(refs: Iterable[Ref[Any]]) -> dict[str, set[str]]:
     return keys
 
 
-def _digest(*payload: Any) -> str:
-    """Return a name for the arguments of a task, so that progress made with other arguments is not used."""
-    return hashlib.blake2b(b"".join(map(_name, payload)), digest_size=8).hexdigest()
+def _journal(job: Job, folder: Path | None) -> FolderJournal | None:
+    """Return the journal of a job; it does not use progress that was made with other arguments."""
+    if folder is None:
+        return None
+    payload = (*job.args, job.private)
+    return FolderJournal(folder, lambda: hashlib.blake2b(b"".join(map(_name, payload)), digest_size=8).hexdigest())
 
 
 def _name(part: Any) -> bytes:
@@ -201,10 +203,10 @@ class InProcess:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
-    def submit(self, job: Job, journal: Path | None, digest: str) -> Future[Outcome]:
+    def submit(self, job: Job, journal: Path | None) -> Future[Outcome]:
         """Do the job; the future is done when this returns."""
         future: Future[Outcome] = Future()
-        future.set_result(self._worker.execute(job, FolderJournal(journal) if journal else None, digest))
+        future.set_result(self._worker.execute(job, _journal(job, journal)))
         return future
 
     def close(self) -> None:
@@ -255,7 +257,7 @@ class Processes:
         self._processes = _Workers()
         self._pool = ProcessPoolExecutor(workers, self._processes, _start, (setup, dict(clients)))
 
-    def submit(self, job: Job, journal: Path | None, digest: str) -> Future[Outcome]:
+    def submit(self, job: Job, journal: Path | None) -> Future[Outcome]:
         """Send the job to a free process."""
         call = (
             job.step,
@@ -266,7 +268,7 @@ class Processes:
             wire.encode(job.private),
         )
         try:
-            running = self._pool.submit(_execute, *call, journal, digest)
+            running = self._pool.submit(_execute, *call, journal)
         except BrokenProcessPool:
             raise self._processes.death() from None
         done: Future[Outcome] = Future()
@@ -330,13 +332,12 @@ def _execute(
     args: bytes,
     private: bytes,
     journal: Path | None,
-    digest: str,
 ) -> tuple[bytes, bytes, Work, bytes]:
     setup = _worker.setup
     kinds, _ = payload_types(setup.method, task)
     values = wire.decode(args, tuple[tuple(kinds)]) if kinds else ()  # type: ignore[misc]
     job = Job(step, call, client, task, values, _private(setup, private))
-    outcome = _worker.execute(job, FolderJournal(journal) if journal else None, digest)
+    outcome = _worker.execute(job, _journal(job, journal))
     return wire.encode(outcome.value), wire.encode(outcome.private), outcome.work, wire.encode(outcome.trained)
 
 

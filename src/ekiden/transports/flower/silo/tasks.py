@@ -168,7 +168,7 @@ class SiloTasks:
         """Do a task; return how it ended and its value. Nothing is kept yet."""
         job = Job(ask.step, ask.call, self.run.file.name, ask.task, given.args, private)
         masks = _masks(self.run, ask, f"{ask.step}-{ask.task}")
-        outcome = self.run.worker.execute(job, FolderJournal(self.shelf.journal), digest[:16], masks)
+        outcome = self.run.worker.execute(job, FolderJournal(self.shelf.journal, lambda: digest), masks)
         value = Encoded.of(wire.encode(outcome.value))
         record = self._record(job, contents.arguments.digest, given.taken, outcome, value.digest)
         done = Done(digest, wire.size(outcome.value), outcome.work.forward, outcome.work.backward, record)
