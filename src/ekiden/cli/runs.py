@@ -23,7 +23,7 @@ from ekiden.base.files import disk_error, is_held
 from ekiden.cli.console import console, no_run, only_json, print_json, say
 from ekiden.cli.flags import Boxes, parse, parse_some
 from ekiden.commands import follow
-from ekiden.data import Reading, study
+from ekiden.data import Reading, cohort, study
 from ekiden.data.holdings import located_silo
 from ekiden.data.kinds import Inputs
 from ekiden.data.tasks import Metric, Task, recorded
@@ -164,6 +164,8 @@ class DataOptions(Checked):
     reading: Reading = field(default_factory=Reading)
     seed: CountOrZero = 0
     """of the partition"""
+    table_one: bool = False
+    """show means and shares of all columns at each silo instead of who holds what; for tables"""
     draw: Path | None = None
     """PNG file to draw to; by default who-holds-what.png in this folder"""
     json: bool = False
@@ -297,6 +299,9 @@ def data(options: DataOptions) -> None:
             return _draft(options, file)
         _check(options)
     federation = plan.federation()
+    if options.table_one:
+        lines = cohort.table_one(cohort.told(federation))
+        return print_json([line.to_json() for line in lines]) if options.json else console.print(cohort.drawn(lines))
     told = datasets.description(federation)
     if options.json:
         return print_json(told.to_json())

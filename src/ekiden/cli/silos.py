@@ -19,7 +19,8 @@ from ekiden.base.errors import UserError
 from ekiden.base.files import write
 from ekiden.cli.console import console, first_line, print_json, say
 from ekiden.cli.flags import Boxes, parse
-from ekiden.data.moments import agree_on
+from ekiden.data import cohort
+from ekiden.data.moments import ColumnSums, agree_on
 from ekiden.data.schema import read as read_schema
 from ekiden.engine.method import Method
 from ekiden.engine.wire import EVERYONE
@@ -507,6 +508,8 @@ class AgreeOptions:
     spelling: Literal["", "merge", "keep"] = ""
     """names of classes and categories that differ in case or blanks only: merge takes them as one, the commonest
     spelling (silos then need spelling = "merge" in [data]); keep: as different. By default they are refused"""
+    table_one: bool = False
+    """also show means and shares of all columns at each silo, of training rows"""
 
 
 def init(options: InitOptions) -> None:
@@ -535,6 +538,9 @@ def agree(options: AgreeOptions) -> None:
         raise UserError("name the files that `ekiden silo sums` wrote")
     expected = federations.read(options.federation).silos if options.federation else ()
     made = agree_on(options.sums, options.spelling, expected, read_schema(options.schema) if options.schema else None)
+    if options.table_one:
+        told = [ColumnSums.from_json(file.read_text(encoding="utf-8"), str(file)) for file in options.sums]
+        console.print(cohort.drawn(cohort.table_one(told)))
     write(options.out, [json.dumps(made.to_json(), indent=1).encode()])
     say(
         f"wrote {options.out}: {made}; "
