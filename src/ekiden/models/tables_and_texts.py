@@ -60,7 +60,7 @@ class TableTransformerFeatures(nn.Module):
         self.weight = nn.Parameter(torch.randn(table.numbers, _WIDTH) / sqrt(_WIDTH))
         self.bias = nn.Parameter(torch.zeros(table.numbers, _WIDTH))
         self.gather = nn.Parameter(torch.randn(1, 1, _WIDTH) / sqrt(_WIDTH))
-        self.blocks = transformer(_WIDTH, _HEADS, _BLOCKS)
+        self.blocks = Blocks(_WIDTH, _HEADS, _BLOCKS)
         self.norm = nn.LayerNorm(_WIDTH)
 
     def _get_name(self) -> str:
@@ -92,11 +92,6 @@ class Blocks(nn.Module):
         for block in self.blocks:
             x = block(x, src_key_padding_mask=padding)
         return x
-
-
-def transformer(width: int, heads: int, blocks: int) -> Blocks:
-    """Blocks that read all tokens of a sample."""
-    return Blocks(width, heads, blocks)
 
 
 def table_mlp(table: Table, classes: int) -> SplitNetwork:

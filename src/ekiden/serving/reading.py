@@ -66,10 +66,6 @@ class SampleReader:
         """Return whether a file has rows, each of which is a sample."""
         return file.suffix.lower() in self._many
 
-    def _is_one(self, file: Path) -> bool:
-        """Return whether a file is one sample."""
-        return self.inputs.is_file(file)
-
     def read(self, files: Sequence[Path]) -> Iterator[Batch]:
         """Yield batches of samples from files that `found` returned, in their order.
 
@@ -103,7 +99,7 @@ class SampleReader:
         return f"{single}tables ({', '.join(self._many)})"
 
     def _takes(self, file: Path) -> bool:
-        return self._is_one(file) or self.holds_many(file)
+        return self.inputs.is_file(file) or self.holds_many(file)
 
     def _in(self, path: Path) -> list[Path]:
         if not split(path)[0].exists() and not path.exists():
