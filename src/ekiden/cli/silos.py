@@ -145,20 +145,6 @@ class ApproveOptions:
 
 
 @dataclass(frozen=True)
-class RegisterOptions:
-    """Let silos with these public keys connect to a SuperLink."""
-
-    public_keys: Positional[tuple[Path, ...]]
-    """files that `ekiden silo keys` made"""
-    link: str = ""
-    """HOST:PORT of the SuperLink for the coordinator, such as 127.0.0.1:8001"""
-    certificate: Path | None = None
-    """PEM file of the authority that signed the SuperLink's certificate"""
-    insecure: bool = False
-    """no TLS; to this machine only"""
-
-
-@dataclass(frozen=True)
 class VerifyOptions:
     """Compare a run folder with what the silos signed, and say what is not proven."""
 
@@ -262,18 +248,6 @@ def approve(options: ApproveOptions) -> None:
     say(
         f"agree to one run of a plan by `ekiden silo approve {file.path.name} DIGEST`; {file.folder / 'plans'} has them"
     )
-
-
-def register(options: RegisterOptions) -> None:
-    """`ekiden silo register NAME.pub ... --link HOST:PORT`."""
-    if not options.public_keys:
-        raise UserError("name the public keys to register: NAME.pub ...")
-    security = Security(options.certificate, options.insecure)
-    commands.checked(options.link, security, say, anywhere=False)
-    for path in options.public_keys:
-        keys.read_public(path)
-        check_name(path.stem, str(path))
-        commands.register(path, options.link, security, say)
 
 
 def verify(options: VerifyOptions) -> None:
@@ -477,6 +451,14 @@ class LinkOptions:
 
 
 @dataclass(frozen=True)
+class RegisterOptions(LinkOptions):
+    """Let silos with these public keys connect to a SuperLink."""
+
+    public_keys: Positional[tuple[Path, ...]] = ()
+    """files that `ekiden silo keys` made"""
+
+
+@dataclass(frozen=True)
 class PsOptions(LinkOptions):
     """List the runs that a SuperLink knows, and whether they are still running."""
 
@@ -546,6 +528,17 @@ def agree(options: AgreeOptions) -> None:
         f"wrote {options.out}: {made}; "
         'give it to all silos, and name it in their silo.toml: [data] agreed = "agreed.json"'
     )
+
+
+def register(options: RegisterOptions) -> None:
+    """`ekiden silo register NAME.pub ... --link HOST:PORT`."""
+    if not options.public_keys:
+        raise UserError("name the public keys to register: NAME.pub ...")
+    link, security = _reached(options)
+    for path in options.public_keys:
+        keys.read_public(path)
+        check_name(path.stem, str(path))
+        commands.register(path, link, security, say)
 
 
 def ps(options: PsOptions) -> None:
