@@ -34,9 +34,11 @@ if TYPE_CHECKING:
     from ekiden.serving.loading import load_model, open_run
     from ekiden.serving.reruns import forget, join
     from ekiden.studies import Study, study
+    from ekiden.training.private import DP
 
 _WHERE = {
     "Augment": "data.augment",
+    "DP": "training.private",
     "DataWarning": "base.errors",
     "Dataset": "data",
     "DivergenceWarning": "base.errors",
@@ -79,6 +81,7 @@ _WHERE = {
 The methods are public too (`from ekiden import FedSeq`); they come from `ekiden.methods`."""
 
 __all__ = [
+    "DP",
     "Augment",
     "DataWarning",
     "Dataset",

@@ -30,7 +30,15 @@ from ekiden.engine.folder import BESIDE, RunFolder, data_digests, model_digest
 from ekiden.engine.method import Method, State, payload_types, task_names
 from ekiden.engine.networks import builder, model_bytes, network_name
 from ekiden.engine.run import End, Run, last
-from ekiden.engine.setup import check_clients, check_labels, check_model, describe_model, holders, resolved_hardware
+from ekiden.engine.setup import (
+    check_clients,
+    check_labels,
+    check_model,
+    check_subjects,
+    describe_model,
+    holders,
+    resolved_hardware,
+)
 from ekiden.engine.transport import Transport
 from ekiden.engine.worker import Setup, Watch, Worker
 from ekiden.methods import check_needs, method_named
@@ -38,6 +46,7 @@ from ekiden.recipe import Recipe
 from ekiden.results import tracking
 from ekiden.results.result import ModelSource, Result
 from ekiden.results.tracking import bar, measured
+from ekiden.training.private import DP
 from ekiden.transports.base import MakesTransport, Start
 from ekiden.transports.local import Executor, InProcess, Processes, Simulation, refuse_within_worker
 
@@ -85,6 +94,7 @@ def run(  # noqa: D417  (there are no others)
     model: str | ModelSource = "auto",
     *,
     training: Training | None = None,
+    dp: DP | str = "",
     hardware: Hardware | None = None,
     seed: CountOrZero = 0,
     folder: str | os.PathLike[str] | None = None,
@@ -116,6 +126,8 @@ def run(  # noqa: D417  (there are no others)
         model: the name of a network ("auto" chooses by the data), `hf:FOLDER`, `timm:NAME`, a module (its weights are
             the initial model), or a function that makes a module (called after the seed is set).
         training: how clients train.
+        dp: differential privacy of each training sample, `ekiden.DP(epsilon=8, delta=1e-5, clip=1.0)`; see
+            docs/privacy.md.
         hardware: device, threads and precision; `threads=0` divides all cores among the workers.
         seed: the seed of all random numbers.
         folder: the run folder. If it holds an interrupted run, that run continues, from its first step if a file is
@@ -187,7 +199,7 @@ def _asked(given: Mapping[str, Any]) -> "PreparedRun":
     method = as_method(given["method"], given["data"])
     if others := given["others"]:
         raise _no_argument(next(iter(others)), list(given.keys() - {"others"}), method)
-    hints, free = hints_of(run), {"method", "data", "metric", "others"}
+    hints, free = hints_of(run), {"method", "data", "metric", "dp", "others"}
     given = {name: one if name in free else admitted(name, one, hints[name]) for name, one in given.items()}
     model, metric, track = given["model"], given["metric"], given["track"]
     named = {
@@ -195,6 +207,7 @@ def _asked(given: Mapping[str, Any]) -> "PreparedRun":
         "model": model if isinstance(model, str) else type(model).__name__,
         "pretrained": models.located_file(given["pretrained"]),
         "training": given["training"] or Training(),
+        "dp": str(given["dp"]),
         "metric": metric if isinstance(metric, str) else _measure(metric).name,
     }
     recipe: Recipe[Method] = Recipe(**{f.name: named.get(f.name, given[f.name]) for f in fields(Recipe)})
@@ -227,12 +240,15 @@ def prepared(
         payload_types(method, task)
     clients = holders(method, data)
     check_clients(clients, method)
+    if recipe.dp:
+        check_subjects(clients)
     method.check([c.name for c in clients])
     model = recipe.model if network is None else network
     build = builder(model, data, recipe.seed, method, recipe.train, recipe.pretrained)
     hardware = resolved_hardware(how.hardware or Hardware(), workers, build)
     own = recipe.evaluate_on == "own"
-    setup = Setup(method, build, data.dataset, recipe.training, hardware, recipe.seed, how.keep_trained, own)
+    dp = DP.parse(recipe.dp)
+    setup = Setup(method, build, data.dataset, recipe.training, hardware, recipe.seed, how.keep_trained, own, dp)
     worker = Worker(setup, {c.name: c for c in clients}, how.watch)
     check_labels(data)
     check_model(worker, data)
@@ -418,6 +434,7 @@ def describe(
         **describe_model(setup),
         **describe_own_network(setup),
         **({"digests": found} if found else {}),
+        **setup.told({c.name: len(c.train) for c in clients}),
     }
 
 

@@ -13,6 +13,8 @@ from ekiden.engine.evaluation import EvaluateOn
 from ekiden.engine.method import Method
 from ekiden.methods import method_named, name_of
 from ekiden.models import training_part
+from ekiden.training import private
+from ekiden.training.private import DP
 
 M_co = TypeVar("M_co", bound=Method, covariant=True)
 
@@ -32,6 +34,10 @@ class Recipe(Checked, Generic[M_co]):
     lora:r=8,alpha=16,targets=query+value, adapters of low rank and the head. The rest is frozen: it does not travel,
     and stays in evaluation mode"""
     training: Training = field(default_factory=Training)
+    dp: str = ""
+    """differential privacy of each training sample: epsilon=8,delta=1e-5,clip=1 (see docs/privacy.md). Each gradient is
+    clipped to the norm clip, and noise keeps (epsilon, delta) at every silo for the whole run. Training then returns
+    the last epoch instead of the best on validation data, which would tell about these"""
     seed: CountOrZero = 0
     """seed of everything random: partition, initial model, training"""
     metric: str = ""
@@ -46,8 +52,13 @@ class Recipe(Checked, Generic[M_co]):
     models that clients trained last in the step are also measured, before any averaging (client_mean_trained)"""
 
     def __post_init__(self) -> None:
-        """Refuse a part of the network that cannot be trained."""
+        """Refuse a part of the network that cannot be trained, and privacy where nothing can be promised."""
         training_part.parsed(self.train)
+        if self.dp:
+            private.check_training(self.training, self.method.fits(), self.method.title())
+            object.__setattr__(self, "dp", str(DP.parse(self.dp)))
+            if self.training.select == "best":
+                object.__setattr__(self, "training", replace(self.training, select="last"))
 
     @property
     def name(self) -> str:
@@ -63,7 +74,10 @@ class Recipe(Checked, Generic[M_co]):
 
     def to_json(self) -> dict[str, Any]:
         """Return the recipe as plain values."""
-        return plain(self) | {"method": self.name, "hyperparameters": plain(self.method)}
+        values = plain(self) | {"method": self.name, "hyperparameters": plain(self.method)}
+        if not self.dp:
+            del values["dp"]
+        return values
 
 
 def recipe_of(values: object, reader: str = "the version of Ekiden that wrote it") -> Recipe[Method]:

@@ -83,6 +83,7 @@ _BOXES: Boxes = (
     ("columns", "", ("reading",)),
     ("network", "What is trained.", ("model", "pretrained", "train")),
     ("training", "", ("training",)),
+    ("privacy", "", ("dp",)),
     ("hardware", "", ("hardware",)),
     (
         "run",

@@ -78,6 +78,7 @@ _BOXES: Boxes = (
     ("silos", "Who takes part, and how they are reached.", ("clients", "federation", "link", "certificate", "keys")),
     ("network", "What is trained.", ("model", "pretrained", "train")),
     ("training", "", ("training",)),
+    ("privacy", "", ("dp",)),
     (
         "run",
         "The run as a whole.",
@@ -276,6 +277,8 @@ def verify(options: VerifyOptions) -> None:
         raise UserError(f"{options.run} is not what the silos signed: {found.wrong[0]}")
     if revision := agreed.revision:
         say(f"signed: this run replaces {revision.told()}")
+    if agreed.recipe.dp:
+        say(f"signed by each silo: it trained with differential privacy ({agreed.recipe.dp})")
     result = ", and the result is what they gave" if found.result else ""
     say(f"verified: {len(found.hops)} tasks, each signed by its silo{result}")
 

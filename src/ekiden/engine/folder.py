@@ -80,6 +80,7 @@ _OPTIONAL: dict[str, type | tuple[type, ...]] = {
     "architecture": dict,
     "origin": dict,
     "plan": dict,
+    "privacy": dict,
 }
 
 

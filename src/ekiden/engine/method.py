@@ -268,6 +268,14 @@ class Method(Checked, ABC):
         """Return what local training returns. It is `select`, from `--select`, unless the method itself decides it."""
         return select
 
+    def fits(self) -> tuple[int, ...] | None:
+        """Return the epochs of each `Client.fit` of a client in a run, if tasks report nothing else about samples.
+
+        A method that returns them can run with differential privacy: its tasks tell nothing else that depends on
+        samples, except how many there are. None, the default: no guarantee fits the method.
+        """
+        return None
+
     def start(self) -> State:
         """Return the state before the first step."""
         return State()

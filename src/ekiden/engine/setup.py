@@ -20,7 +20,7 @@ from ekiden.engine.method import Method, Size
 from ekiden.engine.networks import network_name
 from ekiden.engine.wire import EVERYONE, SERVER
 from ekiden.engine.worker import Setup, Worker
-from ekiden.training import frozen
+from ekiden.training import frozen, private
 
 
 def resolved_hardware(hardware: Hardware, workers: int, build: Callable[[], nn.Module]) -> Hardware:
@@ -82,6 +82,19 @@ def check_clients(clients: Sequence[ClientData], method: Method) -> None:
             )
 
 
+def check_subjects(clients: Sequence[ClientData]) -> None:
+    """Refuse a subject with training samples at two clients: ε of one client does not hold for it."""
+    held: dict[int, str] = {}
+    for client in clients:
+        subjects = client.train.samples.subject
+        for subject in [] if subjects is None else torch.unique(subjects[client.train.rows]).tolist():
+            if (other := held.setdefault(subject, client.name)) != client.name:
+                raise UserError(
+                    f"one subject has training samples at {other} and {client.name}, and --dp is for each silo alone: "
+                    "give all samples of a subject to one silo"
+                )
+
+
 def _pool(data: FederatedData) -> tuple[ClientData, ...]:
     """One client that holds everything."""
 
@@ -128,6 +141,8 @@ def check_model(worker: Worker, data: FederatedData) -> None:
     """Refuse a network that does not fit the data."""
     dataset, task, extra = data.dataset, data.dataset.task, worker.setup.method.traits.extra_outputs
     bench = worker.bench("check")
+    if worker.setup.dp is not None:
+        private.check_module(worker.network.module)
     if worker.setup.method.traits.splits_model:
         _ = worker.network.head
     try:

@@ -23,6 +23,7 @@ from ekiden.training.feed import Feed
 from ekiden.training.fit import Bench, Journal
 from ekiden.training.network import Network, fresh
 from ekiden.training.objective import Loss, Objective, Penalty, TaskLoss, Work
+from ekiden.training.private import DP, Keeper, Mechanism, Noise, Spent, planned
 from ekiden.training.weights import Layout, Part, Weights
 
 A = TypeVar("A", bound=wire.Addable)
@@ -52,6 +53,7 @@ class Setup:
         seed: of everything random.
         keep_trained: whether each client also keeps the models that its last task trained.
         show_trained: whether an outcome has the model that its task trained last, so that it can be measured.
+        dp: the promise that clients keep when they train.
     """
 
     method: Method
@@ -62,6 +64,40 @@ class Setup:
     seed: int = 0
     keep_trained: bool = False
     show_trained: bool = False
+    dp: DP | None = None
+
+    def planned(self, client: str, samples: int) -> Spent | None:
+        """Return what a client with so many training samples tells in the whole run; None without a promise."""
+        fits = self.method.fits()
+        if self.dp is None or fits is None:
+            return None
+        return planned(self.dp, fits, self.training, samples, client)
+
+    def told(self, samples: Mapping[str, int]) -> dict[str, Any]:
+        """Return what a run folder says about privacy: ε of each client with its training samples, and of the run."""
+        if self.dp is None:
+            return {}
+        clients = {}
+        for client, count in samples.items():
+            if spent := self.planned(client, count):
+                clients[client] = {**vars(spent), "epsilon": spent.epsilon(self.dp.delta)}
+        worst = max((one["epsilon"] for one in clients.values()), default=0.0)
+        return {"privacy": {**vars(self.dp), "epsilon": worst, "promised": self.dp.epsilon, "clients": clients}}
+
+
+@dataclass(frozen=True)
+class SeededNoise:
+    """Noise of simulated clients: the same for the same seed.
+
+    Attributes:
+        seed: of the task.
+    """
+
+    seed: int
+
+    def key(self, fit: int, spent: Spent) -> bytes:
+        """Return the key of the noise of a fit."""
+        return derive(self.seed, "noise", fit).to_bytes(32, "little")
 
 
 @dataclass(frozen=True)
@@ -107,7 +143,6 @@ class Client:
 
     Attributes:
         name: unique in the run.
-        data: its training, validation and test samples.
         classes: K, the number of classes, or of outputs if the task is not a classification.
         shape: of one input.
         state: private; a task may replace it, and finds it again in a later step.
@@ -126,9 +161,11 @@ class Client:
         trained: list[Weights] | None = None,
         remembered: dict[tuple[str, str], Tensor] | None = None,
         masks: SumMasks | None = None,
+        privacy: tuple[DP, Spent, Keeper] | None = None,
     ) -> None:
         self.name = data.name
-        self.data = data
+        self._data = data
+        self._privacy = privacy
         self.classes = bench.feed.dataset.outputs
         self.shape = bench.feed.dataset.shape
         self.state = state
@@ -142,6 +179,13 @@ class Client:
         self._remembered = {} if remembered is None else remembered
         self._masks = masks
         self.last_trained: Weights | None = None
+
+    @property
+    def data(self) -> ClientData:
+        """The client's training, validation and test samples."""
+        if self._privacy is not None:
+            raise UserError(f"{self.name}: the task reads samples other than by training, for which --dp has no noise")
+        return self._data
 
     @property
     def task(self) -> Task:
@@ -169,7 +213,7 @@ class Client:
     @property
     def n(self) -> int:
         """n_i, the number of training samples."""
-        return len(self.data.train)
+        return len(self._data.train)
 
     def steps(self, epochs: int) -> int:
         """Return τ_i, the optimiser steps in this number of epochs over the training data."""
@@ -211,11 +255,17 @@ class Client:
         if self._epochs_left < 0:
             raise UserError(f"the task trains for more epochs than {self.name} allows: lower --epochs")
         self._fits += 1
+        training = training or self.training
+        private = None
+        if self._privacy is not None:
+            if train is not None or network is not None:
+                raise UserError(f"{self.name}: the task trains on a part of its own, for which --dp promises nothing")
+            private = self._mechanism(training.steps(self.n, epochs), *self._privacy)
         trained = fitting.fit(
-            replace(self._bench, training=training or self.training, network=network or self._bench.network),
+            replace(self._bench, training=training, network=network or self._bench.network, private=private),
             model,
-            self.data.train if train is None else train,
-            self.data.val,
+            self._data.train if train is None else train,
+            self._data.val,
             epochs=epochs,
             seed=derive(self._seed, "fit", self._fits),
             key=f"{self._key}-fit{self._fits}",
@@ -227,6 +277,11 @@ class Client:
         if network is None:
             self.last_trained = trained
         return trained
+
+    def _mechanism(self, steps: int, dp: DP, plan: Spent, keeper: Keeper) -> Mechanism:
+        """Return what makes the next fit private, once it is noted that its steps are spent."""
+        spent = replace(plan, steps=steps)
+        return Mechanism(dp.clip, spent, Noise(keeper.key(self._fits, spent)), self.n)
 
     def accuracy(self, model: Weights, subset: Subset | None = None) -> float:
         """Return the share of right answers of `model` on `subset`, by default the validation data; NaN if it is empty.
@@ -390,13 +445,20 @@ class Worker:
             setup.build() if module is None else module, setup.hardware.device, compiled=setup.hardware.compile
         )
 
-    def execute(self, job: Job, journal: Journal | None = None, masks: SumMasks | None = None) -> Outcome:
+    def execute(
+        self,
+        job: Job,
+        journal: Journal | None = None,
+        masks: SumMasks | None = None,
+        keeper: Keeper | None = None,
+    ) -> Outcome:
         """Do one task. This is a pure function of `job`: the same job gives the same bits every time, in any process.
 
         Args:
             job: what to do.
             journal: where the task saves its progress, so that it can continue after a crash.
             masks: masks of what the task adds to sums; None: they are not masked.
+            keeper: has the noise of the client, and counts what is spent; None: noise follows from the seed.
 
         Raises:
             UserError: the task is not one that clients run, or it failed for a reason the user can fix.
@@ -412,7 +474,9 @@ class Worker:
         trained: list[Weights] | None = [] if self.setup.keep_trained else None
         data = self.clients[job.client]
         key = f"{job.step}-{job.call}"
-        client = Client(bench, data, private, seed, key, self._most_epochs, trained, self._remembered, masks)
+        dp, plan = self.setup.dp, self.setup.planned(data.name, len(data.train))
+        privacy = (dp, plan, keeper or SeededNoise(seed)) if dp and plan else None
+        client = Client(bench, data, private, seed, key, self._most_epochs, trained, self._remembered, masks, privacy)
         value = task(client, *wire.placed(job.args, self._feed.device))
         if trained and journal is not None:
             parts = {f"{i}.{name}": value for i, model in enumerate(trained) for name, value in vars(model).items()}

@@ -192,7 +192,7 @@ def _alike(config: Mapping[str, Any]) -> str:
     plan = {k: v for k, v in said_in(config).items() if k in named}
     plan["tune"] = bool(said_in(config).get("tune"))
     recipe = ("method", "hyperparameters", "training", "model", "evaluate_on")
-    fields = [config["dataset"], *(config["recipe"][k] for k in recipe), _machine(config)]
+    fields = [config["dataset"], *(config["recipe"][k] for k in recipe), config["recipe"].get("dp"), _machine(config)]
     cell = [_swept(config).get(k) for k in ("experiment", "row", "column")]
     who = [list(config["clients"]), revised(config)]
     return json.dumps([fields, plan, partition(config), *who, cell], sort_keys=True)
@@ -259,7 +259,8 @@ def _name(group: Group, peers: Sequence[Group], columns: set[str]) -> str:
 
 def _settings(group: Group) -> dict[str, Any]:
     config = group.first.config
-    return {**config["recipe"]["hyperparameters"], **config["recipe"]["training"], **_machine(config)}
+    recipe = config["recipe"]
+    return {**recipe["hyperparameters"], **recipe["training"], "dp": recipe.get("dp", ""), **_machine(config)}
 
 
 def _unique(names: Sequence[str]) -> Iterator[str]:

@@ -295,7 +295,7 @@ def shown(folder: Path) -> list[str | Table]:
     attempts = read_lines(folder / "attempts.jsonl", "lost_transfers")
     lost = sum(row["bytes"] for attempt in attempts for row in attempt["lost_transfers"])
     again = f"started {counted(len(attempts), 'time')}; bytes moved in steps that were lost: {size(lost)}"
-    said = (notes(run), network(run), sums(run), again)
+    said = (notes(run), network(run), sums(run), privacy(run.config), again)
     table = estimates(run)
     parts: list[str | Table] = [label(run.config), about(run), steps(run), *([table] if table else []), *said]
     return [part for part in parts if part]
@@ -374,6 +374,22 @@ def sums(run: Summary) -> str:
     return "sums: masked; only totals over all silos could be read"
 
 
+def privacy(config: Mapping[str, Any]) -> str:
+    """Say what is promised about single training samples; empty without --dp."""
+    if not (found := config.get("privacy")):
+        return ""
+    lines = [
+        f"differential privacy of each training sample: epsilon {found['epsilon']:.3g} at delta {found['delta']:g}, "
+        "for each silo and the whole run; see docs/privacy.md for what is not promised"
+    ]
+    for client, one in found["clients"].items():
+        lines.append(
+            f"{client}: epsilon {one['epsilon']:.3g}; noise {one['noise']:.3g} x clip {found['clip']:g}, "
+            f"{one['steps']} steps, each with {one['rate']:.2%} of the samples"
+        )
+    return "\n".join(lines)
+
+
 def _crossed(row: dict[str, Any]) -> int:
     return int(row["sent"] + row["received"] + row["engine"])
 
@@ -421,6 +437,8 @@ def label(config: dict[str, Any]) -> str:
     if selection(config) != given["select"]:  # if the method decides it
         del given["select"]
     chosen = {k: v for k, v in given.items() if usual.get(k) != v}
+    if dp := config["recipe"].get("dp"):
+        chosen = {k: v for k, v in chosen.items() if k != "select"} | {"dp": dp}
     name = outside.short(config["recipe"]["method"])
     told = [f"{k}={v}" for k, v in chosen.items()]
     name = f"{name} ({', '.join(told)})" if told else name

@@ -148,6 +148,7 @@ def _data(config: Mapping[str, Any]) -> list[str]:
 def _training(result: Result) -> list[str]:
     config = result.config
     settings = {**config["recipe"]["hyperparameters"], **config["recipe"]["training"], "seed": config["recipe"]["seed"]}
+    settings |= {"dp": config["recipe"].get("dp", "")}
     settings = {name: value for name, value in settings.items() if value not in ([], (), "")}
     changes = [change for made in config.get("revisions", []) for change in made.items()]
     revised = "".join(f" {what} {who}." for what, who in changes)
@@ -222,8 +223,7 @@ def _limits(result: Result) -> list[str]:
         "- This is one run with one seed: it does not show how much another seed would change.",
         "- Not measured: fairness between groups of people, robustness against changed or hostile inputs, calibration "
         "unless it is named above.",
-        "- Data stayed at the silos, models did not. What a model reveals about its training samples was not "
-        "measured; no differential privacy was applied.",
+        f"- Data stayed at the silos, models did not. {_privacy(config)}",
         "- Where the data come from, their licence, and whether people agreed to this use: not known here.",
     ]
     if config.get("on") != "flower":
@@ -232,6 +232,17 @@ def _limits(result: Result) -> list[str]:
     if worst is not None:
         lines.append(f"- The lowest {result.headline} of a silo is {worst:.4f}: look at the table of silos.")
     return lines
+
+
+def _privacy(config: Mapping[str, Any]) -> str:
+    """Say what is promised about single training samples."""
+    if found := config.get("privacy"):
+        return (
+            f"Differential privacy of each training sample: epsilon = {found['epsilon']:.3g} at delta = "
+            f"{found['delta']:g}, for each silo and the whole run. It is for samples, not for people with several, and "
+            "not for validation and test data."
+        )
+    return "What a model reveals about its training samples was not measured; no differential privacy was applied."
 
 
 def _last(result: Result) -> Mapping[str, Any]:

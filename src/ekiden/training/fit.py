@@ -26,6 +26,7 @@ from ekiden.data.tasks import Scores, Task
 from ekiden.training.feed import Feed
 from ekiden.training.network import Network
 from ekiden.training.objective import Loss, Objective, Penalty, TaskLoss, Work, as_objective, cross_entropy
+from ekiden.training.private import Mechanism
 from ekiden.training.weights import Weights
 
 _SHARE_OF_SAVING = 100
@@ -156,6 +157,7 @@ class Bench:
         journal: keeps progress within a fit.
         watch: called after each epoch with (epoch, epochs).
         work: counts samples.
+        private: makes a fit differentially private.
     """
 
     network: Network
@@ -166,6 +168,7 @@ class Bench:
     journal: Journal | None = None
     watch: Callable[[int, int], None] = lambda epoch, epochs: None
     work: Work = field(default_factory=Work)
+    private: Mechanism | None = None
 
     @property
     def task(self) -> Task:
@@ -207,6 +210,8 @@ def fit(
     """
     training, network = bench.training, bench.network
     objective = TaskLoss(bench.task) if objective is None else objective
+    if bench.private and not isinstance(objective, TaskLoss):
+        raise UserError(f"{bench.where}: the method trains on a loss of its own, for which --dp promises nothing")
     light = network.light and (isinstance(objective, TaskLoss) or objective is cross_entropy)
     objective = as_objective(objective)
     network.load(start)
@@ -216,7 +221,7 @@ def fit(
         training.steps(len(train), epochs),
         getattr(penalty, "progress", {}),
         light=light,
-        lengths=bench.feed.lengths(train),
+        lengths=None if bench.private else bench.feed.lengths(train),
     )
     epochs = -(-run.total // batches(len(train), training.batch_size))  # max_steps may end it earlier
     first = run.restore(key)
@@ -226,7 +231,7 @@ def fit(
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         for epoch in range(first, epochs):
             for generator in _generators(device):
-                generator.manual_seed(derive(seed, epoch))
+                generator.manual_seed(bench.private.noise.seed(epoch) if bench.private else derive(seed, epoch))
             run.epoch(epoch, train, penalty, objective)
             if training.select == "best":
                 run.keep_best(val)
@@ -280,12 +285,14 @@ class _Run:
         bench, network, training = self.bench, self.bench.network, self.bench.training
         # One sample has no batch statistics: such a client trains with the running ones.
         network.module.train(len(train) > 1)
-        losses = []
-        for rows in islice(_batches(len(train), training.batch_size, self.lengths), self.total - self.step):
+        losses, private = [], bench.private
+        each = batches(len(train), training.batch_size)
+        drawn = map(private.rows, range(self.step, self.step + each)) if private else None
+        for rows in islice(drawn or _batches(len(train), training.batch_size, self.lengths), self.total - self.step):
             x, y = bench.feed.batch(train, rows, train=True, light=self.light)
             draws = [g.get_state() for g in _generators(bench.feed.device)] if training.optimizer == "sam" else None
             answers = self.taught(objective, x, rows)
-            loss = self._gradient(objective, x, y, answers)
+            loss = self._noisy(private, x, y) if private else self._gradient(objective, x, y, answers)
             if draws is not None:
                 self._ascend(objective, x, y, answers, draws)
             if penalty is not None:
@@ -311,6 +318,15 @@ class _Run:
         self.work.add(Work(len(y), len(y)))
         self.work.add(objective.further(len(y)))
         return loss.detach()
+
+    def _noisy(self, private: Mechanism, x: Tensor, y: Tensor) -> Tensor:
+        """Make the gradient of a differentially private step; its loss stays unknown, and so does its size."""
+        network, task = self.bench.network, self.bench.task
+        network.grad.zero_()
+        with self.bench.autocast():
+            private.gradient(network, x, y, task.mean_loss, self.step)
+        self.work.add(Work(round(private.batch), round(private.batch)))
+        return torch.full((), torch.nan)
 
     def _ascend(
         self, objective: Objective, x: Tensor, y: Tensor, answers: tuple[Tensor, ...], draws: list[Tensor]
@@ -338,7 +354,7 @@ class _Run:
         self.chosen.params.lerp_(network.params, 1 / self.averaged)
 
     def _check(self, losses: Tensor, epoch: int) -> None:
-        finite = torch.isfinite(losses)
+        finite = torch.isfinite(losses) | (self.bench.private is not None)
         # A sum is NaN or infinite if any value is; it needs no second vector.
         if not bool(finite.all()) or not bool(torch.isfinite(self.bench.network.params.sum())):
             batch = int((~finite).nonzero()[0]) if not bool(finite.all()) else len(losses) - 1

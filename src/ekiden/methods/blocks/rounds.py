@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,6 +38,12 @@ T = TypeVar("T")
 def last_iterate(method: Method, select: str) -> str:
     """Implement `Method.selection` for methods that train with `local_training`."""
     return "last"
+
+
+def every_round(method: Any) -> tuple[int, ...]:
+    """Implement `Method.fits` for methods whose clients train once in a round."""
+    fits: tuple[int, ...] = (method.epochs,) * method.rounds
+    return fits
 
 
 class ParallelMethod(Method):

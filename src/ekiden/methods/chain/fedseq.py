@@ -60,6 +60,10 @@ class FedSeq(Method):
         objective = alignment(client, origin, model, self.align_previous, self.align_global)
         return client.fit(model, epochs=self.epochs, objective=objective)
 
+    def fits(self) -> tuple[int, ...] | None:
+        """Return the epochs of each visit; alignment would compare outputs for samples."""
+        return None if self.align_previous or self.align_global else (self.epochs,) * self.rounds
+
     def steps(self, clients: int) -> int:
         """Return T·N hops."""
         return self.rounds * clients

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ekiden.authoring import BelowOne, Client, Count, Fed, Fraction, Model, Ref, State, Weights, mean, on_client
-from ekiden.methods.blocks.rounds import PersonalMethod, own_models, training_of
+from ekiden.methods.blocks.rounds import PersonalMethod, every_round, own_models, training_of
 from ekiden.methods.gossip.blocks import topology
 
 
@@ -38,6 +38,8 @@ class DFedAvgM(PersonalMethod):
     """θ, momentum of the heavy ball"""
     lr_decay: Fraction = 1.0
     """factor of the learning rate η after each round"""
+
+    fits = every_round
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse a graph that does not fit the clients or is not connected."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
 from ekiden.authoring import Client, Count, Fed, Fraction, OwnSamples, Size, State, Weights, mean, on_client
-from ekiden.methods.blocks.rounds import PersonalMethod, own_models, training_of
+from ekiden.methods.blocks.rounds import PersonalMethod, every_round, own_models, training_of
 from ekiden.methods.gossip.blocks import topology
 
 BY_SERVER = "server"
@@ -44,6 +44,7 @@ class FedPer(PersonalMethod):
     lr_decay: Fraction = 1.0
     """factor of the learning rate η after each round"""
 
+    fits = every_round
     traits = replace(PersonalMethod.traits, splits_model=True)
 
     def check(self, clients: Sequence[str]) -> None:

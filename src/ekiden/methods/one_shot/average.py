@@ -104,6 +104,10 @@ class Average(OneShot):
             return Trained(model, client.class_counts())
         return Trained(model, torch.tensor([client.n] if self.weighting == "samples" else [], dtype=torch.int64))
 
+    def fits(self) -> tuple[int, ...] | None:
+        """Return the epochs of the training; heads that are averaged by classes need counts of samples."""
+        return None if self.combine_heads != "mean" else (self.epochs,)
+
     def limited(self, fed: Fed, sent: Mapping[str, Trained]) -> Mapping[str, Trained]:
         """Return the clients' models, their steps from the initial model limited to `clip_update`."""
         if not self.clip_update:

@@ -27,6 +27,7 @@ from ekiden.methods.blocks.rounds import (
     arrived,
     at_server,
     combined,
+    every_round,
     local_training,
     momentum_step,
     participants,
@@ -91,6 +92,8 @@ class FedAvg(SecureMethod):
     limit"""
     secure: bool = False
     """add up models in fixed point, so that between machines masks hide all but their sum"""
+
+    fits = every_round
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse a rule that needs more clients per round."""

@@ -26,6 +26,7 @@ from ekiden.methods.blocks.rounds import (
     Proximal,
     arrived,
     at_server,
+    every_round,
     local_training,
     mean_size,
     participants,
@@ -100,6 +101,7 @@ class FedDC(SecureMethod):
     secure: bool = False
     """add up models in fixed point, so that between machines masks hide all but their sum"""
 
+    fits = every_round
     traits = replace(SecureMethod.traits, private=Memory)
 
     def start(self) -> Drifting:

@@ -25,6 +25,7 @@ from ekiden.methods.blocks.rounds import (
     Proximal,
     arrived,
     at_server,
+    every_round,
     local_training,
     participants,
     sample,
@@ -73,6 +74,7 @@ class FedDyn(SecureMethod):
     secure: bool = False
     """add up models in fixed point, so that between machines masks hide all but their sum"""
 
+    fits = every_round
     traits = replace(SecureMethod.traits, private=Tensor)
 
     def start(self) -> Dynamic:

@@ -29,6 +29,7 @@ from ekiden.methods.blocks.rounds import (
     arrived,
     at_server,
     average,
+    every_round,
     local_training,
     momentum_step,
     participants,
@@ -83,6 +84,8 @@ class FedNova(SecureMethod):
     """γ, momentum of the server"""
     secure: bool = False
     """add up models in fixed point, so that between machines masks hide all but their sum"""
+
+    fits = every_round
 
     def start(self) -> ServerMomentum:
         """Start with zero momentum."""

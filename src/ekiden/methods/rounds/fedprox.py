@@ -24,6 +24,7 @@ from ekiden.methods.blocks.rounds import (
     arrived,
     at_server,
     combined,
+    every_round,
     local_training,
     participants,
     refuse_rule,
@@ -70,6 +71,8 @@ class FedProx(SecureMethod):
     limit"""
     secure: bool = False
     """add up models in fixed point, so that between machines masks hide all but their sum"""
+
+    fits = every_round
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse a rule that needs more clients per round."""

@@ -15,6 +15,7 @@ from ekiden.methods.blocks.rounds import (
     arrived,
     at_server,
     average,
+    every_round,
     local_training,
     participants,
     sample,
@@ -68,6 +69,7 @@ class SCAFFOLD(SecureMethod):
     secure: bool = False
     """add up models in fixed point, so that between machines masks hide all but their sum"""
 
+    fits = every_round
     traits = replace(SecureMethod.traits, private=Tensor)
 
     def start(self) -> Controlled:

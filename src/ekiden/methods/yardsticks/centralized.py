@@ -33,6 +33,10 @@ class Centralized(Method):
         """Train on the plain loss."""
         return client.fit(model, epochs=self.epochs)
 
+    def fits(self) -> tuple[int, ...]:
+        """Return the epochs of the training."""
+        return (self.epochs,)
+
     def steps(self, clients: int) -> int:
         """Return 1."""
         return 1

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ekiden.authoring import Client, Count, Fed, Fraction, State, Weights, on_client
-from ekiden.methods.blocks.rounds import PersonalMethod, own_models, training_of
+from ekiden.methods.blocks.rounds import PersonalMethod, every_round, own_models, training_of
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,7 @@ class Local(PersonalMethod):
     Local training ends with the epoch that --select names, by default the best on validation data.
     """
 
+    fits = every_round
     traits = replace(PersonalMethod.traits, averages=False)
 
     rounds: Count = 1

@@ -481,6 +481,7 @@ def _config(
         "dataset": agreed.dataset,
         "clients": samples,
         "model_bytes": networks.model_bytes(setup),
+        **setup.told({name: counts[0] for name, counts in samples.items() if counts}),
         **describe_model(setup),
         "digests": {"model": model_digest(setup)},  # not of the data: those are the silos' own
         "remote_plan": {name: value for name, value in plan.to_json().items() if name != "recipe"},

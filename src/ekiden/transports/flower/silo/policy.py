@@ -20,6 +20,7 @@ from ekiden.methods import GLM, LAP, DeepAFL
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures
 from ekiden.training import frozen
 from ekiden.training.network import on_meta
+from ekiden.transports.flower.silo import budget
 from ekiden.transports.flower.silo.silo_file import EVALUATE, Held, SiloFile
 from ekiden.transports.flower.trust import custody, keys
 from ekiden.transports.flower.trust.agreement import Agreement
@@ -58,6 +59,7 @@ def check_terms(file: SiloFile, agreed: Agreement) -> None:
         raise UserError(f"the run has {steps} steps, {name} allows {limits.steps} (limits.steps in its silo.toml)")
     if not agreed.measures:
         _check_method(file, method)
+    budget.check(file, agreed)
     if agreed.keys:
         _check_keys(file, agreed)
 

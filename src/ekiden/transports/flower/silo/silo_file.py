@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import torch.nn.functional as F
 
 from ekiden.base import outside
-from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero, Range, made
+from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero, Fraction, Positive, Range, made
 from ekiden.base.errors import PrivateError, UserError, at, unknown
 from ekiden.base.settings import Hardware
 from ekiden.data import ClientData, Dataset, FederatedData, Iid, Reading, Samples, load, split
@@ -66,6 +66,11 @@ class Limits(Checked):
     """largest number of requests of a run to this silo"""
     evaluations: CountOrZero = 100
     """largest number of models of a run that are measured on this silo's test samples"""
+    epsilon: Positive | None = None
+    """largest sum of epsilon over all runs with differential privacy (`--dp`), and then no others may train here; by
+    default there is no limit. What was spent is in privacy.jsonl in the silo's folder"""
+    delta: Fraction = 1e-4
+    """with `epsilon`: largest sum of delta over all runs"""
     trust_first: bool = False
     """also take part in runs in which another party chooses the features whose sums leave this silo, and so can read
     single samples from them: the first silo, the one with the model before a closing lap, the coordinator of deepafl"""

@@ -27,6 +27,7 @@ from ekiden.training.elastic import adapted
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
 from ekiden.transports.flower.silo import policy
+from ekiden.transports.flower.silo.budget import LedgerKeeper
 from ekiden.transports.flower.silo.participation import Agreed
 from ekiden.transports.flower.silo.shelf import Asked, Done, LostValue, Place, Shelf, place_of, text_of
 from ekiden.transports.flower.trust import custody, keys
@@ -168,7 +169,9 @@ class SiloTasks:
         """Do a task; return how it ended and its value. Nothing is kept yet."""
         job = Job(ask.step, ask.call, self.run.file.name, ask.task, given.args, private)
         masks = _masks(self.run, ask, f"{ask.step}-{ask.task}")
-        outcome = self.run.worker.execute(job, FolderJournal(self.shelf.journal, lambda: digest), masks)
+        place = f"{ask.step}-{ask.call} {digest}"
+        keeper = LedgerKeeper(self.run.file, self.run.terms, self.run.admission.folder, place)
+        outcome = self.run.worker.execute(job, FolderJournal(self.shelf.journal, lambda: digest), masks, keeper)
         value = Encoded.of(wire.encode(outcome.value))
         record = self._record(job, contents.arguments.digest, given.taken, outcome, value.digest)
         done = Done(digest, wire.size(outcome.value), outcome.work.forward, outcome.work.backward, record)

@@ -30,6 +30,7 @@ from ekiden.methods import LAP, METHODS
 from ekiden.methods.blocks.secure import SecureMethod
 from ekiden.models import training_part
 from ekiden.recipe import Recipe, recipe_of
+from ekiden.training.private import DP
 
 AGREEMENT = "agreement.json"
 """file in the run folder that holds the terms"""
@@ -186,7 +187,8 @@ class Agreement:
     def setup(self, dataset: Dataset, hardware: Hardware, pretrained: Path | None = None) -> Setup:
         """Return what a worker needs at a party that holds `dataset`; `pretrained` as in `builder`."""
         recipe = self.recipe
-        return Setup(recipe.method, self.builder(pretrained), dataset, recipe.training, hardware, recipe.seed)
+        build, dp = self.builder(pretrained), DP.parse(recipe.dp)
+        return Setup(recipe.method, build, dataset, recipe.training, hardware, recipe.seed, dp=dp)
 
     def builder(self, pretrained: Path | None = None) -> Callable[[], nn.Module]:
         """Return a function that makes the initial network of the run, the same at every call.

@@ -1,0 +1,327 @@
+"""Differential privacy: the promise that a run makes, the noise that keeps it, and the accountant that counts it.
+
+Two data sets are neighbours if one has one training sample more. Numbers of samples are not secret.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Annotated, Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.modules.batchnorm import _NormBase
+
+from ekiden.base.checks import Checked, Positive, Range, admitted, hints_of
+from ekiden.base.errors import UserError, unknown
+from ekiden.base.settings import Training
+from ekiden.models.split import SplitNetwork
+from ekiden.training import frozen
+from ekiden.training.network import Network
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(outputs (1, ...), labels (1, ...)) -> the loss of a sample."""
+Values = np.ndarray[Any, np.dtype[np.float64]]
+_ORDERS = np.array(
+    [1.05, 1.1, 1.2, 1.35, *np.arange(1.5, 8, 0.25), *range(8, 24), *range(24, 64, 4), 64, 128, 256, 512]
+)
+"""α, orders of the Rényi divergence"""
+_LEAST_NOISE, _MOST_NOISE = 0.2, 1e5
+_FAR = 200.0  # standard deviations to which integrals go; orders whose peak lies beyond are left out
+_BELOW = 1 - 1e-4  # gradients are clipped to a little less than C, so that rounding never takes one above it
+_CHUNK = 1 << 25  # gradients of single samples that are in memory together, in numbers
+
+
+@dataclass(frozen=True)
+class DP(Checked):
+    """The promise of a run: who sees all that leaves a silo learns little about one training sample.
+
+    For neighbouring data sets D, D' and every event, P[D] ≤ exp(ε)·P[D'] + δ.
+    """
+
+    epsilon: Positive
+    """ε, for each silo and all its steps together"""
+    delta: Annotated[float, Range(above=0, below=0.1)] = 1e-5
+    """δ, below 1/n of every silo"""
+    clip: Positive = 1.0
+    """C, the norm to which the gradient of each sample is clipped"""
+
+    @classmethod
+    def parse(cls, text: str) -> "DP | None":
+        """Return what "epsilon=8,delta=1e-5,clip=1" says; None for an empty text."""
+        if not text:
+            return None
+        kinds = {f.name: hints_of(DP)[f.name] for f in fields(DP)}
+        given: dict[str, float] = {}
+        for part in text.split(","):
+            name, _, value = part.partition("=")
+            if name.strip() not in kinds:
+                raise unknown("part of --dp", name.strip(), tuple(kinds))
+            try:
+                given[name.strip()] = admitted(f"--dp {name.strip()}", float(value), kinds[name.strip()])
+            except ValueError:
+                raise UserError(f"--dp {part!r} is not a number: write epsilon=8,delta=1e-5,clip=1") from None
+        if "epsilon" not in given:
+            raise UserError(f"--dp {text!r} names no epsilon: write epsilon=8,delta=1e-5,clip=1")
+        return cls(**given)
+
+    def __str__(self) -> str:
+        """Return the text that `parse` reads."""
+        return ",".join(f"{name}={value:g}" for name, value in vars(self).items())
+
+
+class Keeper(Protocol):
+    """Has the randomness of a task at its client, and counts what is told."""
+
+    def key(self, fit: int, spent: "Spent") -> bytes:
+        """Return the key of the noise of a task's fit, once it is noted that it is spent; the same after a crash.
+
+        Raises:
+            UserError: the promise, or the client's own limit, would be broken.
+        """
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What training tells: `steps` of Poisson samples at a `rate`, with Gaussian `noise` of that many C."""
+
+    noise: float
+    rate: float
+    steps: int
+
+    def epsilon(self, delta: float) -> float:
+        """Return ε at δ."""
+        return composed([self], delta)
+
+
+def planned(dp: DP, fits: tuple[int, ...], training: Training, samples: int, where: str = "a client") -> Spent:
+    """Return what one client tells in a run, with the least noise that keeps the promise.
+
+    Silos hold different samples. So the run as a whole keeps the ε of its worst silo (parallel composition): a sample
+    is in the training of its own silo only, and all that others do with the model that they receive does not depend on
+    it further. This holds in a chain, too. It does not hold for a person with samples in two silos.
+
+    Args:
+        dp: the promise.
+        fits: epochs of each fit of the client.
+        training: how it trains.
+        samples: n, its number of training samples.
+        where: what messages call it.
+    """
+    if dp.delta * samples >= 1:
+        raise UserError(
+            f"--dp delta={dp.delta:g} lets whole samples of {where} ({samples}) go out: give a delta far below "
+            f"{1 / samples:.2g}"
+        )
+    steps = sum(training.steps(samples, epochs) for epochs in fits)
+    rate = min(1.0, training.batch_size / samples)
+    return Spent(noise_for(dp.epsilon, dp.delta, rate, steps), rate, steps)
+
+
+def composed(parts: Sequence[Spent], delta: float) -> float:
+    """Return ε at δ of all `parts` together."""
+    parts = [part for part in parts if part.steps]
+    if not parts:
+        return 0.0
+    if any(part.noise == 0 for part in parts):
+        return math.inf
+    each = [part.steps * _renyi(part.noise, part.rate) for part in parts]
+    return epsilon_of_renyi(np.sum(each, axis=0), delta)
+
+
+def epsilon_of(noise: float, rate: float, steps: int, delta: float) -> float:
+    """Return ε of the Poisson-subsampled Gaussian mechanism after `steps`, by its Rényi divergence.
+
+    Ilya Mironov, Kunal Talwar, Li Zhang: Rényi Differential Privacy of the Sampled Gaussian Mechanism. 2019.
+    https://arxiv.org/abs/1908.10530. From Rényi to (ε, δ): Clément Canonne, Gautam Kamath, Thomas Steinke: The Discrete
+    Gaussian for Differential Privacy. NeurIPS 2020, Proposition 12. https://arxiv.org/abs/2004.00010.
+    """
+    return composed([Spent(noise, rate, steps)], delta)
+
+
+def epsilon_of_renyi(renyi: Values, delta: float) -> float:
+    """Return ε at δ of a mechanism with this Rényi divergence at each of the orders."""
+    a = _ORDERS
+    found: Values = renyi + np.log1p(-1 / a) - (math.log(delta) + np.log(a)) / (a - 1)
+    return max(0.0, float(found.min()))
+
+
+def _renyi(noise: float, rate: float) -> Values:
+    """Return the Rényi divergence of one step at each order α: log E_z[(1 - q + q·exp((2z - 1)/2σ²))^α] / (α - 1).
+
+    The expectation over z ~ N(0, σ²) is a sum over a grid, whose error for an analytic integrand is below that of
+    floating point.
+    """
+    if rate == 1:
+        gaussian: Values = _ORDERS / (2 * noise**2)
+        return gaussian
+    found = np.full(len(_ORDERS), np.inf)
+    near = _ORDERS / noise < _FAR
+    a = _ORDERS[near, None]
+    end = 14 + float(a.max(initial=0)) / noise
+    z = np.linspace(-14, end, int(6 * (14 + end)))  # in units of σ; the peaks are at 0 and at α/σ
+    ratio = np.logaddexp(math.log1p(-rate), math.log(rate) + z / noise - 0.5 / noise**2)
+    logs = a * ratio - z**2 / 2
+    top = logs.max(1, keepdims=True)
+    moments = top[:, 0] + np.log(np.exp(logs - top).sum(1) * (z[1] - z[0]) / math.sqrt(2 * math.pi))
+    found[near] = np.maximum(moments, 0) / (a[:, 0] - 1)
+    return found
+
+
+@lru_cache(maxsize=256)
+def noise_for(epsilon: float, delta: float, rate: float, steps: int) -> float:
+    """Return the least noise multiplier σ with which `steps` keep (ε, δ)."""
+    if steps == 0:
+        return 0.0
+    low, high = math.log(_LEAST_NOISE), math.log(_MOST_NOISE)
+    if epsilon_of(_MOST_NOISE, rate, steps, delta) > epsilon:
+        raise UserError(f"--dp epsilon={epsilon:g} cannot be kept in {steps} steps: give a larger epsilon")
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        low, high = (low, middle) if epsilon_of(math.exp(middle), rate, steps, delta) <= epsilon else (middle, high)
+    return math.exp(high)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """A stream of random numbers that nobody can foretell without its key: SHAKE-256 of key, purpose and place.
+
+    PyTorch's generators do not suffice: their state follows from a few thousand outputs.
+
+    Attributes:
+        key: 32 bytes.
+    """
+
+    key: bytes
+
+    def words(self, purpose: str, place: int, count: int) -> Values:
+        """Return (count,) numbers, uniform on the multiples of 2^-53 in [0, 1)."""
+        stream = hashlib.shake_256(self.key + f"{purpose} {place}".encode()).digest(8 * count)
+        found: Values = (np.frombuffer(stream, np.uint64) >> np.uint64(11)).astype(np.float64)
+        return found * 2.0**-53
+
+    def normal(self, place: int, count: int) -> Values:
+        """Return (count,) standard normal numbers (Box and Muller)."""
+        half = -(-count // 2)
+        u = self.words("normal", place, 2 * half)
+        radius, angle = np.sqrt(-2 * np.log1p(-u[:half])), 2 * math.pi * u[half:]
+        return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+
+    def chosen(self, place: int, samples: int, rate: float) -> Tensor:
+        """Return the positions of a Poisson sample: each of `samples` with probability `rate`."""
+        return torch.from_numpy(np.flatnonzero(self.words("sample", place, samples) < rate))
+
+    def seed(self, place: int) -> int:
+        """Return a 63-bit seed for what need not be foretold by nobody alone, such as augmentation."""
+        return int(self.words("seed", place, 1)[0] * 2**53)
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """Poisson sampling, clipping and noise of one fit: Martin Abadi et al.: Deep Learning with Differential Privacy.
+
+    CCS 2016. https://arxiv.org/abs/1607.00133 (Algorithm 1). The gradient of a step is
+    (Σ_i g_i·min(1, C/‖g_i‖) + σ·C·z) / (q·n), over the samples of the step; z is standard normal.
+
+    Attributes:
+        clip: C.
+        spent: what the fit tells: σ, q and the number of its steps.
+        noise: the fit's random numbers.
+        samples: n.
+    """
+
+    clip: float
+    spent: Spent
+    noise: Noise
+    samples: int
+
+    @property
+    def batch(self) -> float:
+        """Return q·n, the expected number of samples of a step."""
+        return self.spent.rate * self.samples
+
+    def rows(self, step: int) -> Tensor:
+        """Return the positions of the samples of a step; there may be none."""
+        return self.noise.chosen(step, self.samples, self.spent.rate)
+
+    def gradient(self, network: Network, x: Tensor, y: Tensor, loss: Loss, step: int) -> None:
+        """Add the noisy gradient of a step to `network.grad`.
+
+        Args:
+            network: is trained.
+            x: inputs (b, ...).
+            y: labels (b, ...).
+            loss: of one sample.
+            step: number of the step in its fit.
+        """
+        if len(y):
+            clipped_sum(network, x, y, loss, self.clip)
+        drawn = torch.from_numpy(self.noise.normal(step, len(network.grad)))
+        network.grad.add_((drawn * (self.spent.noise * self.clip)).to(network.grad))
+        network.grad.div_(self.batch)
+
+
+def clipped_sum(network: Network, x: Tensor, y: Tensor, loss: Loss, clip: float) -> None:
+    """Add the gradients of the samples, each clipped to the norm `clip`, to `network.grad`.
+
+    A sample whose gradient is not finite adds nothing: it must not show by stopping the run.
+    """
+    part: nn.Module = network.module
+    if network.light:  # the frozen part is run once for each sample, outside
+        assert isinstance(part, SplitNetwork)
+        with torch.no_grad():
+            x = part.features(x)
+        part = part.head
+    parameters = {name: p for name, p in part.named_parameters() if p.requires_grad}
+
+    def one(values: dict[str, Tensor], sample: Tensor, label: Tensor) -> Tensor:
+        outputs: Tensor = functional_call(part, values, (sample[None],))
+        return loss(outputs.float(), label[None])
+
+    # Each sample has the parameters as its own. `torch.func.grad` is as fast, but first loads torch's compiler.
+    each = vmap(one, randomness="different")
+    size = max(1, _CHUNK // len(network.grad))
+    for some_x, some_y in zip(torch.split(x, size), torch.split(y, size), strict=True):
+        own = {n: p.detach().expand(len(some_y), *p.shape).requires_grad_() for n, p in parameters.items()}
+        found = torch.autograd.grad(each(own, some_x, some_y).sum(), list(own.values()))
+        gradients = dict(zip(own, found, strict=True))
+        norms = torch.linalg.vector_norm(torch.stack([_norms(g.flatten(1)) for g in gradients.values()]), dim=0)
+        shares = (clip * _BELOW / norms.clamp(min=clip)).nan_to_num(0.0).to(network.grad.dtype)
+        for name, g in gradients.items():
+            into = parameters[name].grad
+            assert into is not None
+            bad = ~torch.isfinite(norms)
+            flat = torch.where(bad[:, None], 0.0, g.flatten(1)) if bool(bad.any()) else g.flatten(1)
+            into.add_((shares @ flat).view_as(into))
+
+
+def _norms(rows: Tensor) -> Tensor:
+    """Return the norms (b,) of rows (b, d), in double precision above blocks of a length that float32 sums well."""
+    each = [torch.linalg.vector_norm(part, dim=1) for part in torch.split(rows, 1 << 14, dim=1)]
+    found: Tensor = torch.linalg.vector_norm(torch.stack(each).double(), dim=0)
+    return found
+
+
+def check_module(module: nn.Module) -> None:
+    """Refuse a network in which samples of a batch meet."""
+    for name, part in module.named_modules():
+        if isinstance(part, _NormBase) and part.track_running_stats and not frozen.is_fixed(part):
+            raise UserError(
+                f"--dp needs the gradient of each sample alone, and {name} ({type(part).__name__}) mixes the samples "
+                "of a batch: choose a network without it, such as resnet18_gn, or freeze that part (--train head)"
+            )
+
+
+def check_training(training: Training, fits: tuple[int, ...] | None, title: str) -> None:
+    """Refuse methods and optimisers for which --dp promises nothing."""
+    if fits is None:
+        raise UserError(
+            f"{title} tells more about its samples than the models that it trains, so --dp promises nothing for it: "
+            "choose another method (docs/privacy.md lists them)"
+        )
+    if training.optimizer == "sam":
+        raise UserError("--dp counts one gradient a step, and sam takes two: choose --optimizer sgd or adam")

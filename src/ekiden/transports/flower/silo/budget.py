@@ -1,0 +1,156 @@
+"""What a silo has told about its samples under differential privacy, over all runs; checked before it tells more.
+
+The silo computes ε itself, from what it is asked to train and from its own number of samples.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ekiden.base.checks import Checked, CountOrZero, Fraction, NonNegative, Positive, made
+from ekiden.base.errors import UserError
+from ekiden.base.files import lock_file, locked, write_once
+from ekiden.training.private import DP, Spent, composed
+from ekiden.transports.flower.silo.silo_file import SiloFile
+from ekiden.transports.flower.trust.agreement import Agreement
+
+FILE = "privacy.jsonl"
+"""file in the silo's folder: a line for each training with noise, written before it begins, and never changed"""
+_SECRET = "noise.key"
+_SLACK = 1 + 1e-9
+
+
+@dataclass(frozen=True)
+class LedgerLine(Checked):
+    """A line of the ledger.
+
+    Attributes:
+        at: when.
+        run: the run's id.
+        epsilon: ε that the run promises.
+        delta: its δ.
+        mark: names the noise, without telling it.
+        noise: σ.
+        rate: q.
+        steps: number of steps.
+    """
+
+    at: str
+    run: str
+    epsilon: Positive
+    delta: Fraction
+    mark: str
+    noise: NonNegative
+    rate: Fraction
+    steps: CountOrZero
+
+    @property
+    def spent(self) -> Spent:
+        """Return what was told."""
+        return Spent(self.noise, self.rate, self.steps)
+
+
+def check(file: SiloFile, terms: Agreement) -> None:
+    """Refuse a run that the silo's limit on ε over all runs does not admit."""
+    dp = DP.parse(terms.recipe.dp)
+    if file.limits.epsilon is None or terms.measures:
+        return
+    if dp is None:
+        raise UserError(
+            f"the run trains without noise, {file.name} allows epsilon {file.limits.epsilon:g} over all runs: give "
+            "--dp (limits.epsilon in its silo.toml)"
+        )
+    _check_runs(file, terms.run, dp, _read(file.folder / FILE))
+
+
+@dataclass(frozen=True)
+class LedgerKeeper:
+    """Has the secret randomness of one task at a silo, and writes down what it tells.
+
+    The noise depends on a secret of the silo, so that a coordinator who knows the seed does not know the noise. It also
+    depends on all that the task got. So the same task has the same noise again after a crash, and another one, which
+    could cancel the first, has its own noise and is counted.
+
+    Attributes:
+        file: the silo's own file.
+        terms: of the run.
+        folder: of the run.
+        task: its place in the run, and a digest of everything that it got.
+    """
+
+    file: SiloFile
+    terms: Agreement
+    folder: Path
+    task: str
+
+    def key(self, fit: int, spent: Spent) -> bytes:
+        """Return the key of the noise of a fit, once it is written down that it is spent."""
+        secret = write_once(self.folder / _SECRET, secrets.token_bytes(32))
+        key = hashlib.blake2b(f"{self.task} {fit}".encode(), key=secret, digest_size=32).digest()
+        mark = hashlib.blake2b(key, digest_size=16).hexdigest()
+        dp = DP.parse(self.terms.recipe.dp)
+        assert dp is not None, "noise is asked for where there is a promise"
+        ledger = self.file.folder / FILE
+        with locked(lock_file(ledger)):
+            lines = _read(ledger)
+            mine = [line for line in lines if line.run == self.terms.run]
+            if any(line.mark == mark for line in mine):
+                return key
+            found = composed([*(line.spent for line in mine), spent], dp.delta)
+            if found > dp.epsilon * _SLACK:
+                raise UserError(
+                    f"run {self.terms.run} has trained at {self.file.name} as often as epsilon {dp.epsilon:g} allows, "
+                    f"and asks for more ({found:.3g}): start a new run ({ledger} says what was spent)"
+                )
+            _check_runs(self.file, self.terms.run, dp, lines)
+            at = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+            _append(ledger, LedgerLine(at, self.terms.run, dp.epsilon, dp.delta, mark, **asdict(spent)))
+        return key
+
+
+def _check_runs(file: SiloFile, run: str, dp: DP, lines: Sequence[LedgerLine]) -> None:
+    """Refuse a run with which all runs together would promise less than the silo's file allows."""
+    if file.limits.epsilon is None:
+        return
+    others = {line.run: line for line in sorted(lines, key=lambda line: line.epsilon) if line.run != run}.values()
+    for name, before, own, most in (
+        ("epsilon", sum(line.epsilon for line in others), dp.epsilon, file.limits.epsilon),
+        ("delta", sum(line.delta for line in others), dp.delta, file.limits.delta),
+    ):
+        if before + own > most * _SLACK:
+            raise UserError(
+                f"{file.name} has promised {name} {before:g} in {len(others)} earlier runs and allows {most:g} over "
+                f"all runs, this one wants {own:g}: lower it (limits.{name} in its silo.toml)"
+            )
+
+
+def _read(ledger: Path) -> list[LedgerLine]:
+    """Return the ledger's lines. What a crash left unfinished at its end was not spent: training had not begun."""
+    try:
+        text = ledger.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {ledger} ({error}): restore it from a backup") from None
+    lines = []
+    for number, line in enumerate(text.split("\n")[:-1], 1):
+        try:
+            lines.append(made(LedgerLine, json.loads(line)))
+        except (ValueError, UserError) as error:
+            raise UserError(f"{ledger}, line {number} is damaged ({error}): restore it from a backup") from None
+    return lines
+
+
+def _append(ledger: Path, line: LedgerLine) -> None:
+    """Append a line, and wait until it is on the disk."""
+    with open(os.open(ledger, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
+        file.seek(file.read().rfind(b"\n") + 1)
+        file.truncate()
+        file.write(json.dumps(asdict(line)).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,156 @@
+"""A silo counts what it tells under differential privacy itself, and keeps its noise secret."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ekiden.base.errors import UserError
+from ekiden.base.settings import Training
+from ekiden.engine import wire
+from ekiden.engine.store import FolderJournal
+from ekiden.engine.worker import Job, Worker
+from ekiden.training.private import Spent
+from ekiden.training.weights import Weights
+from ekiden.transports.flower.silo.budget import FILE, LedgerKeeper
+from ekiden.transports.flower.silo.silo import Silo
+from ekiden.transports.flower.silo.silo_file import SiloFile
+from ekiden.transports.flower.trust.parcel import Answer, unpack
+from tests.transports.fakes import mine, silo_file
+from tests.transports.test_silo import TERMS, model, said, said_of_recipe, task, with_recipe
+
+PRIVATE = with_recipe(TERMS, dp="epsilon=8,delta=1e-4,clip=1", training=Training(batch_size=8, max_steps=1))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> SiloFile:
+    return silo_file(tmp_path, "client-0")
+
+
+def limited(file: SiloFile, epsilon: float, delta: float = 1e-2) -> SiloFile:
+    return replace(file, limits=replace(file.limits, epsilon=epsilon, delta=delta))
+
+
+def given(file: SiloFile, data: bytes) -> Weights:
+    answer, body = unpack(Silo(file).answer(data), Answer)
+    assert not answer.error
+    found = wire.decode(bytes(body), Weights)
+    assert isinstance(found, Weights)
+    return found
+
+
+def lines(file: SiloFile) -> list[str]:
+    ledger = file.folder / FILE
+    return ledger.read_text().splitlines() if ledger.exists() else []
+
+
+def other_model() -> Weights:
+    made = model(PRIVATE)
+    return replace(made, params=made.params + 0.01)
+
+
+def test_training_is_written_down_before_it_begins(file: SiloFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    def died(*args: object, **more: object) -> None:
+        raise UserError("died")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ekiden.engine.worker.fitting.fit", died)
+        assert said(file, task(PRIVATE)) == "died"
+    assert len(lines(file)) == 1
+    first = given(file, task(PRIVATE, eager=True))  # as before it died
+    assert len(lines(file)) == 1
+    assert torch.equal(given(file, task(PRIVATE, eager=True)).params, first.params)
+    for name in (FILE, f"runs/{PRIVATE.run}/noise.key"):
+        assert (file.folder / name).stat().st_mode & 0o777 == 0o600
+
+
+def test_an_outcome_that_was_lost_is_made_again_with_the_same_noise(file: SiloFile) -> None:
+    first = given(file, task(PRIVATE, eager=True))
+    for path in file.folder.rglob("outcome-*"):
+        path.unlink()
+    assert torch.equal(given(file, task(PRIVATE, eager=True)).params, first.params)
+    assert len(lines(file)) == 1
+
+
+def test_a_coordinator_who_knows_the_seed_does_not_know_the_noise(file: SiloFile, tmp_path: Path) -> None:
+    told = given(file, task(PRIVATE, eager=True))
+    dataset, client = mine("client-0")
+    setup = PRIVATE.setup(replace(dataset, mean=PRIVATE.mean, std=PRIVATE.std), file.hardware)
+    worker = Worker(setup, {client.name: client})
+    guess = worker.execute(Job(0, 0, client.name, "train", (model(PRIVATE), None)), FolderJournal(tmp_path / "j"))
+    assert not torch.equal(guess.value.params, told.params)
+    again = worker.execute(Job(0, 0, client.name, "train", (model(PRIVATE), None)))
+    assert torch.equal(guess.value.params, again.value.params)  # a simulation repeats
+    elsewhere = silo_file(tmp_path / "elsewhere", "client-0")
+    assert not torch.equal(given(elsewhere, task(PRIVATE, eager=True)).params, told.params)
+
+
+def test_the_same_noise_never_hides_two_models(file: SiloFile) -> None:
+    file.folder.mkdir()
+    keeper = LedgerKeeper(limited(file, 100), PRIVATE, file.folder, "0-0 abc")
+    spent = Spent(20.0, 0.5, 1)
+    first = keeper.key(1, spent)
+    assert keeper.key(1, spent) == first
+    others = [
+        keeper.key(2, spent),
+        replace(keeper, task="0-0 abd").key(1, spent),
+        replace(keeper, task="1-0 abc").key(1, spent),
+    ]
+    assert len({first, *others}) == 4
+    assert len(lines(file)) == 4
+
+
+def test_a_second_training_with_another_model_is_refused(file: SiloFile) -> None:
+    assert said(file, task(PRIVATE)) == ""
+    assert "has trained at client-0 as often as epsilon 8 allows" in said(file, task(PRIVATE, model=other_model()))
+    assert "start a new run" in said(file, task(PRIVATE, model=other_model(), step=0, call=1))
+    assert len(lines(file)) == 1
+
+
+def test_a_run_whose_secret_is_gone_cannot_tell_again(file: SiloFile) -> None:
+    assert said(file, task(PRIVATE)) == ""
+    for path in (file.folder / "runs" / PRIVATE.run).iterdir():
+        if path.is_file():
+            path.unlink()
+    for path in file.folder.rglob("outcome-*"):
+        path.unlink()
+    assert "as often as epsilon 8 allows" in said(file, task(PRIVATE))
+
+
+def test_all_runs_together_are_bounded(file: SiloFile) -> None:
+    file = limited(file, 20)
+    runs = [replace(PRIVATE, run=f"{number:016x}") for number in range(3)]
+    assert [said(file, task(terms)) for terms in runs[:2]] == ["", ""]
+    assert "has promised epsilon 16 in 2 earlier runs and allows 20" in said(file, task(runs[2]))
+    assert not (file.folder / "runs" / runs[2].run).exists()
+    assert said(file, task(with_recipe(runs[2], dp="epsilon=4,delta=1e-4,clip=1"))) == ""
+    assert "has promised delta" in said(limited(file, 100, 2e-4), task(with_recipe(runs[0], seed=1)))
+
+
+def test_a_silo_with_a_limit_trains_with_noise_only(file: SiloFile) -> None:
+    assert "trains without noise, client-0 allows epsilon 8" in said(limited(file, 8), task(TERMS))
+    assert said(file, task(TERMS)) == ""
+
+
+def test_terms_cannot_promise_for_a_method_that_tells_more(file: SiloFile) -> None:
+    text = said_of_recipe(method="fedelmy", hyperparameters={}, dp="epsilon=8")
+    assert "--dp promises nothing" in said(file, task(agreement=text))
+
+
+@pytest.mark.parametrize("line", ["{}", "nonsense", '{"at": "", "run": "", "epsilon": -8}'])
+def test_a_damaged_ledger_stops_training(file: SiloFile, line: str) -> None:
+    file = limited(file, 100)
+    assert said(file, task(PRIVATE)) == ""
+    with (file.folder / FILE).open("a") as ledger:
+        ledger.write(f"{line}\n")
+    assert "line 2 is damaged" in said(file, task(replace(PRIVATE, run="0" * 16)))
+
+
+def test_a_line_that_a_crash_left_unfinished_was_not_spent(file: SiloFile) -> None:
+    file = limited(file, 16)
+    assert said(file, task(PRIVATE)) == ""
+    with (file.folder / FILE).open("a") as ledger:
+        ledger.write('{"at": "2026')
+    assert said(file, task(replace(PRIVATE, run="0" * 16))) == ""
+    assert len(lines(file)) == 2
