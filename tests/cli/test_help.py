@@ -28,7 +28,7 @@ def test_the_help_of_a_method_fits_and_begins_with_its_own(
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
     boxes = re.findall(r"^\n([\w-]+)$", text, re.MULTILINE)
-    assert boxes == ["options", kind.title(), "data", "columns", "network", "training", "hardware", "run"]
+    assert boxes == ["options", kind.title(), "data", "columns", "network", "training", "privacy", "hardware", "run"]
     flags = re.findall(r"^  (--[a-z][\w-]*)", text, re.MULTILINE)
     nested = {"recipe", "method", "reading", "training", "hardware", "plan"}
     kinds = (kind, Recipe, Plan, Reading, Training, Hardware, RunOptions)
