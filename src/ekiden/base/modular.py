@@ -139,9 +139,6 @@ def fixed(values: Tensor, parts: int, what: str) -> Tensor:
         values: in a floating-point type.
         parts: how many of such tensors are added up; their sum has room.
         what: the numbers, for the message.
-
-    Raises:
-        UserError: a number is so large that the sum could wrap around, or it is not finite.
     """
     scaled, most = values.double() * 2.0**FRACTION, 2.0**62 / parts
     if not bool((scaled.abs() < most).all()):  # also where one is NaN

@@ -202,11 +202,7 @@ def plan_in(config: Mapping[str, Any], where: Path) -> Plan[Method]:
 
 
 def federation_in(config: Mapping[str, Any], where: Path) -> FederatedData:
-    """Read and divide the data of a run again.
-
-    Raises:
-        UserError: they were made in Python or stayed at silos, cannot be read, or have changed.
-    """
+    """Read and divide the data of a run again."""
     plan = plan_in(config, where) if "plan" in config or config.get("on") else _data_in(config)
     data = plan.federation()
     check_same_data(config, plan.recipe.method, data, where)

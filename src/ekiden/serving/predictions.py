@@ -194,9 +194,6 @@ def predict(
 
     Returns:
         The number of samples.
-
-    Raises:
-        UserError: a file is broken or does not fit the model, or the output cannot be written.
     """
     reader = SampleReader(model.inputs, model.shape, column, _AT_ONCE.get(type(model.task), 256))
     if isinstance(model.task, Segmentation):

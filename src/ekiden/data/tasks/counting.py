@@ -137,11 +137,7 @@ class Counting(ABC):
         return metric in _OF_SCORES and all(part.name != "scores" for part in self.layout)
 
     def split(self, numbers: Tensor) -> dict[str, Tensor]:
-        """Return a vector of numbers by name.
-
-        Raises:
-            UserError: it has another length, or is not of whole numbers.
-        """
+        """Return a vector of numbers by name."""
         if numbers.dtype != torch.int64 or numbers.shape != (self.size,):
             raise UserError(f"counts of {tuple(numbers.shape)} do not fit {self.task.kind}: refused")
         pieces = torch.split(numbers, [part.size for part in self.layout])

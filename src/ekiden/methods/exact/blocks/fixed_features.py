@@ -456,11 +456,7 @@ class FixedFeatures(Method):
         return features
 
     def adopted(self, client: Client, model: Weights, settled: Settled) -> WholeFeatures:
-        """Return the features as another client settled them.
-
-        Raises:
-            UserError: they are of another kind, or would be this client's own choice and differ from it.
-        """
+        """Return the features as another client settled them."""
         features = features_of(client.network(model))
         if self.seeded:
             own = self.settled_by(client, model).tell()

@@ -157,11 +157,7 @@ def _wait(file: SiloFile, terms: Agreement, plan: str) -> None:
 
 
 def _read(file: SiloFile, path: Path) -> Agreement:
-    """Return the terms of a plan that waits.
-
-    Raises:
-        UserError: they are not those that the file is named after.
-    """
+    """Return the terms of a plan that waits."""
     terms = agreements.parse(path.read_text(encoding="utf-8"))
     if digest(file, terms) != path.stem:
         raise UserError(f"{path} is not the plan of that name, or came from another SuperLink: remove it")

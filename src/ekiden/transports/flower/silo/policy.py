@@ -69,9 +69,6 @@ def _check_method(file: SiloFile, method: Method) -> None:
 
     Sums of features, or at coefficients, that were made for it are single samples. So features follow from the seed, or
     from values that the silo has itself, and coefficients are 0, unless the silo trusts the others.
-
-    Raises:
-        UserError: the message names the line of the file.
     """
     name, limits = file.name, file.limits
     title = method.title().removesuffix(LAP)

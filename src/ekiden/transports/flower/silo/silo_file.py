@@ -350,11 +350,7 @@ def read(path: Path) -> SiloFile:
 
 
 def _allowed(values: Any) -> Allow:
-    """Return the tables [allow.METHOD], added to what is allowed by default.
-
-    Raises:
-        UserError: they name no method or hyperparameter, or give no list.
-    """
+    """Return the tables [allow.METHOD], added to what is allowed by default."""
     if not isinstance(values, dict):
         raise UserError("allow must be tables, as in [allow.fedgram]")
     found = {method: dict(lists) for method, lists in ALLOWED.items()}

@@ -103,9 +103,6 @@ def total_of(found: Mapping[str, Reported], members: int) -> SiloReport | None:
     Args:
         found: reports of the silos.
         members: number of silos whose masks cancel; 0 if nothing is masked.
-
-    Raises:
-        UserError: the parts do not fit together.
     """
     masked = [one.masked for one in found.values() if one.masked is not None]
     if masked:
