@@ -5,7 +5,7 @@ Its own tests come first: mistakes that it must find, and what is right on a GPU
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,16 @@ from ekiden.methods import (
     METHODS,
     SCAFFOLD,
     SPFL,
+    DFedAvgM,
     DisPFL,
     FedAvg,
     FedELMY,
     FedFisher,
+    FedGram,
     FedLPA,
     FedMA,
     FedOV,
+    FedPer,
     FedPFT,
     FedSeq,
     FedTasuki,
@@ -269,9 +272,13 @@ def test_gives_the_bits_of_the_cpu(kind: type[Method], few: FederatedData, tmp_p
         assert "aten.native_batch_norm_backward" in mode.seen, "it trained there"
 
 
+RESUMED = (FedSeq, FedAvg, SCAFFOLD, DFedAvgM, FedGram, FedPer)
+"""One method of each shape of a run: what is kept between tasks, by whom, and who computes."""
+
+
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param(k, marks=[] if k.title() in remote.SHAPES else pytest.mark.slow, id=k.title()) for k in METHODS],
+    [pytest.param(k, marks=[] if k in RESUMED else pytest.mark.slow, id=k.title()) for k in METHODS],
 )
 def test_resumes_there_bit_for_bit(kind: type[Method], few: FederatedData, tmp_path: Path) -> None:
     """With dropout, on a device that rounds differently: after a resume everything is computed where it was before."""
@@ -309,8 +316,16 @@ IMAGE_METHODS = (
 )
 
 
-@pytest.mark.parametrize("method", IMAGE_METHODS, ids=lambda m: m.title())
-@pytest.mark.parametrize("changes", [{}, {"optimizer": "sam"}, {"precision": "bf16"}], ids=str)
+def cases() -> Iterator[Any]:
+    """Yield each method without changes, and each change with a method that has a loss of its own; the rest is slow."""
+    for method in IMAGE_METHODS:
+        for changes in ({}, {"optimizer": "sam"}, {"precision": "bf16"}):
+            fast = not changes or isinstance(method, FedTasuki if "optimizer" in changes else FedELMY)
+            marks = [] if fast else [pytest.mark.slow]
+            yield pytest.param(method, changes, marks=marks, id=f"{method.title()}-{changes}")
+
+
+@pytest.mark.parametrize(("method", "changes"), [*cases()])
 def test_images_give_the_bits_of_the_cpu(method: Method, changes: dict[str, Any]) -> None:
     """Convolutions, augmentation, generated and spoiled samples; SAM's second gradient with the draws of the first."""
     cpu, there = on("cpu", **changes), on("cuda", **changes)
@@ -343,8 +358,19 @@ OPTIONS = (
 )
 
 
-@pytest.mark.parametrize("method", OPTIONS, ids=lambda m: m.title())
-@pytest.mark.parametrize("pictures", [False, True], ids=["numbers", "pictures"])
+@pytest.mark.parametrize(
+    ("method", "pictures"),
+    [
+        pytest.param(
+            method,
+            pictures,
+            marks=[pytest.mark.slow] if pictures and not isinstance(method, (FedLPA, MAEcho)) else [],
+            id=f"{method.title()}-{'pictures' if pictures else 'numbers'}",
+        )
+        for method in OPTIONS
+        for pictures in (False, True)
+    ],
+)
 def test_options_give_the_bits_of_the_cpu(method: Method, pictures: bool, few: FederatedData) -> None:
     """Options that are off by default."""
     if pictures and isinstance(method, FedTasuki):

@@ -36,6 +36,8 @@ class Kind:
         refused: what methods say that cannot train on such data, by method.
         columns: flags of `ekiden evaluate` that say what is in a file, which silos do not tell the coordinator.
         before: writes what all silos need next to their data, to the folder of the files.
+        method: the method of its fast tests; with all others the tests are slow.
+        export: where its fast test of predictions gets the run from, and what they are compared with.
     """
 
     write: Callable[[Path, Generator], None]
@@ -47,6 +49,8 @@ class Kind:
     refused: Mapping[str, str] = field(default_factory=dict)
     columns: Sequence[str] = ()
     before: Callable[[Path], object] = lambda root: None
+    method: str = "fedseq"
+    export: tuple[str, str] = ("far", "python")
 
     def make(self, root: Path) -> list[Path]:
         """Write the files of all silos."""
@@ -222,13 +226,23 @@ def _decoder(root: Path) -> None:
 _TABLE = {"min_count": 3}
 _NO_VECTORS = "fedgram needs one vector of outputs for each sample"
 KINDS: dict[str, Kind] = {
-    "table": Kind(table, ".csv", _TABLE | {"label_column": "died"}, agreed=True, columns=["--label-column", "died"]),
+    "table": Kind(
+        table,
+        ".csv",
+        _TABLE | {"label_column": "died"},
+        agreed=True,
+        columns=["--label-column", "died"],
+        method="fedgram",
+        export=("here", "onnx"),
+    ),
     "regression": Kind(
         regression,
         ".csv",
         _TABLE | {"label_column": "days", "task": "regression"},
         agreed=True,
         metric="rmse",
+        export=("far", "pt2"),
+        method="fedavg",
         columns=["--label-column", "days"],
     ),
     "labels": Kind(
@@ -237,6 +251,8 @@ KINDS: dict[str, Kind] = {
         _TABLE | {"label_column": ["cough", "fever"]},
         agreed=True,
         metric="auroc",
+        export=("far", "pt2"),
+        method="fedgram",
         columns=["--label-column", "cough", "fever"],
     ),
     "text": Kind(
@@ -245,6 +261,8 @@ KINDS: dict[str, Kind] = {
         {"text_column": "text", "label_column": "mood", "text_length": 12},
         refused={"fedgram": "fedgram makes or mixes inputs, which tokens do not allow"},
         columns=["--column", "text", "--label-column", "mood"],
+        method="fedavg",
+        export=("here", "onnx"),
     ),
     "signals": Kind(signals, ".npz"),
     "embeddings": Kind(
@@ -252,14 +270,16 @@ KINDS: dict[str, Kind] = {
         ".parquet",
         {"array_column": "vector", "label_column": "kind"},
         columns=["--column", "vector", "--label-column", "kind"],
+        method="fedgram",
     ),
-    "png": Kind(png, "", {"size": 12}),
-    "dicom": Kind(dicom, "", {"size": 12, "pixel_window": [0.0, 400.0]}),
-    "nifti": Kind(nifti, "", {"size": 12, "pixel_window": [0.0, 1000.0]}),
+    "png": Kind(png, "", {"size": 12}, method="fedavg", export=("here", "onnx")),
+    "dicom": Kind(dicom, "", {"size": 12, "pixel_window": [0.0, 400.0]}, export=("far", "pt2")),
+    "nifti": Kind(nifti, "", {"size": 12, "pixel_window": [0.0, 1000.0]}, method="fedgram"),
     "segmentation": Kind(
         segmentation,
         ".npz",
         metric="miou",
+        method="fedavg",
         refused={"fedgram": _NO_VECTORS},
     ),
     "language": Kind(

@@ -32,10 +32,10 @@ for extra in ("cryptography", "onnxruntime", "pydicom", "nibabel", "transformers
 pytestmark = pytest.mark.filterwarnings("ignore:.*have several pages, frames or slices:ekiden.base.errors.DataWarning")
 METHODS: dict[str, Method] = {
     "fedseq": FedSeq(epochs=4),
-    "fedavg": FedAvg(rounds=2, epochs=1),
+    "fedavg": FedAvg(rounds=2, epochs=2),
     "fedgram": FedGram(),
 }
-FLAGS = {"fedseq": ["--epochs", "4"], "fedavg": ["--rounds", "2", "--epochs", "1"], "fedgram": []}
+FLAGS = {"fedseq": ["--epochs", "4"], "fedavg": ["--rounds", "2", "--epochs", "2"], "fedgram": []}
 """the same for the command line"""
 FAR = METHODS | {"fedgram": FedGram(dictionary="seed", min_active=10)}  # silos want it
 TEST = 3 * ROWS // 5
@@ -109,11 +109,7 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         yield Place(request.param, root, silos(KINDS[request.param], root / "silos"))
 
 
-SLOW = pytest.mark.slow
 each_method = pytest.mark.parametrize("method", METHODS)
-mostly_fedseq = pytest.mark.parametrize(
-    "method", ["fedseq", *(pytest.param(m, marks=SLOW) for m in METHODS if m != "fedseq")]
-)
 
 
 def can(place: Place, method: str) -> bool:
@@ -141,10 +137,10 @@ def test_here_it_is_trained_and_measured(place: Place, method: str) -> None:
     assert sum(test for _, _, test in config["clients"].values()) == TEST
 
 
-@mostly_fedseq
+@each_method
 def test_here_it_learns(place: Place, method: str) -> None:
     """The loss is below that of guessing."""
-    if method in place.kind.refused or method == "fedavg":
+    if method in place.kind.refused:
         return
     config, last = read_config(place.run(method)), read_lines(place.run(method) / "metrics.jsonl")[-1]
     task = library.load_model(place.run(method)).task
@@ -172,7 +168,7 @@ def test_here_it_goes_on_after_a_kill(place: Place, method: str, tmp_path: Path)
         assert (folder / name).read_bytes() == (place.run(method) / name).read_bytes(), name
 
 
-@mostly_fedseq
+@each_method
 def test_here_it_is_evaluated(place: Place, method: str) -> None:
     if method in place.kind.refused:
         return
@@ -182,21 +178,18 @@ def test_here_it_is_evaluated(place: Place, method: str) -> None:
     assert found[place.kind.metric] == pytest.approx(last[place.kind.metric], rel=1e-5)
 
 
-@mostly_fedseq
+@each_method
 def test_here_nothing_is_signed(place: Place, method: str) -> None:
     if method not in place.kind.refused:
         assert "is of a run on one machine" in refused(lambda: ekiden("verify", place.run(method)))
 
 
-@mostly_fedseq
-@pytest.mark.parametrize("where", ["here", pytest.param("far", marks=SLOW)])
-def test_it_is_shown(place: Place, method: str, where: str, tmp_path: Path) -> None:
+@each_method
+@pytest.mark.parametrize("where", ["here", "far"])
+def test_it_is_shown(place: Place, method: str, where: str) -> None:
     run = ended(place, method, where)
     if run is None:
         return
-    ekiden("report", run, "--out", tmp_path / "page")
-    page = (tmp_path / "page" / "index.html").read_text(encoding="utf-8")
-    assert place.kind.metric in page
     assert place.kind.metric in ekiden("show", run)
     card = ekiden("card", run)
     assert card.startswith(f"# {method}: ")
@@ -205,20 +198,21 @@ def test_it_is_shown(place: Place, method: str, where: str, tmp_path: Path) -> N
     assert str(place.root) not in card
 
 
-@mostly_fedseq
-@pytest.mark.parametrize(
-    ("where", "to"),
-    [
-        ("here", "onnx"),
-        ("far", "pt2"),
-        *(
-            pytest.param(*cell, marks=SLOW)
-            for cell in (("here", "pt2"), ("here", "hf"), ("far", "onnx"), ("far", "hf"))
-        ),
-    ],
-)
+@each_method
+@pytest.mark.parametrize("where", ["here", "far"])
+def test_it_is_reported(place: Place, method: str, where: str, tmp_path: Path) -> None:
+    run = ended(place, method, where)
+    if run is None:
+        return
+    ekiden("report", run, "--out", tmp_path / "page")
+    assert place.kind.metric in (tmp_path / "page" / "index.html").read_text(encoding="utf-8")
+
+
+@each_method
+@pytest.mark.parametrize("to", ["python", "onnx", "pt2", "hf"])
+@pytest.mark.parametrize("where", ["here", "far"])
 def test_it_predicts_as_its_export_does(place: Place, method: str, where: str, to: str, tmp_path: Path) -> None:
-    """On the raw data of a silo: `ekiden predict`, and the exported file as other software opens it."""
+    """On the raw data of a silo: `ekiden predict`, and the model in Python or its file, as other software opens it."""
     run = ended(place, method, where)
     if run is None:
         return
@@ -230,8 +224,9 @@ def test_it_predicts_as_its_export_does(place: Place, method: str, where: str, t
     found = pd.read_csv(out / "masks.csv" if segments else out)
     assert len(found) == ROWS
     file = tmp_path / f"model.{to}"
-    said = ekiden("export", run, "--to", to, "-o", file)
-    assert f"the run's outputs on {TEST} test " in said if where == "here" else "on 64 made-up samples" in said
+    if to != "python":
+        said = ekiden("export", run, "--to", to, "-o", file)
+        assert f"the run's outputs on {TEST} test " in said if where == "here" else "on 64 made-up samples" in said
     outputs = exported(file, to, run, data, *column[1:])
     task = read_config(run).get("task", {}).get("kind", "classification")
     if task == "regression":
@@ -256,6 +251,8 @@ def exported(file: Path, to: str, run: Path, data: Path, column: str = "") -> An
         if to == "onnx":
             given = {name: rows[name].to_numpy(np.float64) for name in model.inputs.numeric}
             return onnx(file, given | {name: texts[name].to_numpy(object) for name in texts})
+        if to == "python":
+            return model(rows).detach().numpy()
         codes = [[1 + k.index(v) if v in k else 0 for v in texts[n]] for n, k in zip(texts, known, strict=True)]
         inputs = [torch.tensor(rows[list(model.inputs.numeric)].to_numpy(np.float64)), torch.tensor(codes).T]
     else:
@@ -263,6 +260,8 @@ def exported(file: Path, to: str, run: Path, data: Path, column: str = "") -> An
         inputs = [torch.cat([batch.x for batch in reader.read(reader.found([data]))])]
         if to == "onnx":
             return onnx(file, {"input": inputs[0].numpy()})
+        if to == "python":
+            return model(inputs[0]).detach().numpy()
     program = torch.export.load(str(file / "model.pt2" if to == "hf" else file)).module()
     with torch.no_grad():
         return program(*inputs).numpy()
@@ -296,7 +295,7 @@ def test_far_it_is_trained_and_verified(place: Place, method: str) -> None:
     assert "verified: " in ekiden("verify", run)
 
 
-@mostly_fedseq
+@each_method
 def test_far_a_changed_folder_is_not_verified(place: Place, method: str) -> None:
     run = ended(place, method, "far")
     if run is None:
@@ -314,7 +313,7 @@ class Gone(Exception):
     """The coordinator's machine fails."""
 
 
-@mostly_fedseq
+@each_method
 def test_far_it_goes_on_after_a_kill(place: Place, method: str, tmp_path: Path) -> None:
     """The coordinator is killed in the middle, and continues with the same bits."""
     if ended(place, method, "far") is None:
@@ -339,7 +338,7 @@ def test_far_it_goes_on_after_a_kill(place: Place, method: str, tmp_path: Path) 
     assert "verified: " in ekiden("verify", folder)
 
 
-@mostly_fedseq
+@each_method
 def test_far_the_silos_measured_it(place: Place, method: str) -> None:
     """`ekiden evaluate` says who has the test data; with other data it measures."""
     run = ended(place, method, "far")

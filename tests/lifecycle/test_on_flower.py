@@ -16,19 +16,6 @@ from tests.lifecycle.silos import TRAINING, ekiden, silos
 
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'ekiden[flower]'")
 pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.xdist_group("flower"), life.pytestmark]
-METHOD = {
-    "table": "fedgram",
-    "regression": "fedavg",
-    "labels": "fedgram",
-    "text": "fedavg",
-    "signals": "fedseq",
-    "embeddings": "fedgram",
-    "png": "fedavg",
-    "dicom": "fedseq",
-    "nifti": "fedgram",
-    "segmentation": "fedavg",
-    "language": "fedseq",
-}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +43,7 @@ def kill_coordinator(federation: Federation) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_a_life_over_real_silos(name: str, federation: Federation, tmp_path: Path) -> None:
     """Trained, its coordinator killed, resumed with the bits of silos in one process, verified, and used."""
-    method, root = METHOD[name], federation.folder
+    method, root = KINDS[name].method, federation.folder
     place = life.Place(name, tmp_path, silos(KINDS[name], root, partial(reach, federation)))
     place.silos.run(life.FAR[method], tmp_path / "here")
 
@@ -80,7 +67,8 @@ def test_a_life_over_real_silos(name: str, federation: Federation, tmp_path: Pat
     place.put(f"{method} far", run)
     life.test_far_it_is_trained_and_verified(place, method)
     life.test_far_the_silos_measured_it(place, method)
-    life.test_it_is_shown(place, method, "far", tmp_path)
+    life.test_it_is_shown(place, method, "far")
+    life.test_it_is_reported(place, method, "far", tmp_path)
     life.test_it_predicts_as_its_export_does(place, method, "far", "onnx", tmp_path)
 
 

@@ -79,6 +79,7 @@ class Attacker:
     def __init__(self, nodes: FakeNodes, terms: Agreement) -> None:
         self.nodes, self.terms = nodes, terms
         self.key = sealing.new_private()
+        self._readers: dict[int, Reader] = {}
 
     @property
     def party(self) -> Party:
@@ -103,9 +104,11 @@ class Attacker:
 
     def as_reader(self, node: int, step: int) -> Reader:
         """A silo as the reader of what is sent to it."""
-        answer, body = self.ask(node, "hello", nonce="", run=self.terms.run)
-        hello: Hello = wire.decode(body, Hello)
-        return Reader(answer.silo, step, hello.sealing, hello.proof)
+        if node not in self._readers:
+            answer, body = self.ask(node, "hello", nonce="", run=self.terms.run)
+            hello: Hello = wire.decode(body, Hello)
+            self._readers[node] = Reader(answer.silo, step, hello.sealing, hello.proof)
+        return replace(self._readers[node], step=step)
 
     def task(self, node: int, step: int, args: Any, **given: Any) -> tuple[Answer, bytes]:
         """Ask for training from `args`, sealed as a coordinator's are."""
@@ -341,8 +344,12 @@ def through(first: torch.Tensor, bias: torch.Tensor, last: float) -> Weights:
     return layers({w1: first, b1: bias, w2: torch.tensor([[1.0, -1.0]]), w3: one, w4: one * last})
 
 
+PIXELS = [8 * row + column for row in range(2, 6) for column in range(2, 6)]
+"""those in the middle of an image, which are stolen; the others are black in most images"""
+
+
 def stolen(measure: Callable[[list[Weights]], dict[str, torch.Tensor]], loud: float = 1.0) -> torch.Tensor:
-    """One test image, pixel by pixel, from a silo's reports about crafted models.
+    """The middle of one test image, pixel by pixel, from a silo's reports about crafted models.
 
     Bisection finds a threshold that one sample alone exceeds in some direction. Units that only it switches on then
     carry one of its pixels each to the loss, `loud` times.
@@ -367,7 +374,7 @@ def stolen(measure: Callable[[list[Weights]], dict[str, torch.Tensor]], loud: fl
     gate = direction * scale
     bias = torch.tensor([-threshold, -threshold]) * scale
     image = torch.zeros(64)
-    for pixel in range(64):
+    for pixel in PIXELS:
         carrying = gate.clone()
         carrying[pixel] += 1
         count = measure([through(torch.stack([carrying, gate]), bias, loud)])
@@ -399,7 +406,7 @@ def stolen_by_scores(measure: Callable[[list[Weights]], dict[str, torch.Tensor]]
     scale = 10 / max(first - (first + second) / 2, 1e-6)
     bias = torch.tensor([-(first + second) / 2] * 2) * scale
     image = torch.zeros(64)
-    for pixel in range(64):
+    for pixel in PIXELS:
         carrying = direction * scale
         carrying[pixel] += 1
         places = elsewhere(through(torch.stack([carrying, direction * scale]), bias, 8.0)).nonzero().flatten()
@@ -455,10 +462,10 @@ def test_one_model_is_measured_by_no_two_lists_that_differ_by_one_silo(tmp_path:
 
 
 def error(image: torch.Tensor) -> float:
-    """How far the image is from the nearest test image of client-0, at the pixel that differs most."""
+    """How far its middle is from that of the nearest test image of client-0, at the pixel that differs most."""
     test = mine("client-0")[1].test
     images = test.samples.x[test.rows].reshape(len(test), -1) / 255
-    return float((images - image).abs().amax(1).min())
+    return float((images - image)[:, PIXELS].abs().amax(1).min())
 
 
 def test_no_test_image_comes_out_of_a_run_whose_server_reads_nothing(tmp_path: Path) -> None:
@@ -469,7 +476,7 @@ def test_no_test_image_comes_out_of_a_run_whose_server_reads_nothing(tmp_path: P
         assert error(stolen(lambda models: attacker.numbers(100, models, step=3))) > 0.05
 
 
-@pytest.mark.parametrize(("most", "loud"), [(50, 1.0), (10_000, 8.0), (10_000, 1e4)])
+@pytest.mark.parametrize(("most", "loud"), [(50, 1.0), (10_000, 8.0), pytest.param(10_000, 1e4, marks=pytest.mark.slow)])
 def test_no_test_image_comes_out_of_a_run_whose_server_reads_models(most: int, loud: float, tmp_path: Path) -> None:
     """The number of models is limited, and without a limit the losses would still be too coarse."""
     nodes, public = federation(tmp_path)
@@ -660,7 +667,7 @@ def test_large_runs_are_refused_before_they_are_built(
     nodes, public = federation(tmp_path, "unsealed = true\n")
     far(FedSeq(epochs=1), nodes, tmp_path / "run", public, sealed=False)
     terms = replace(terms_in(nodes), run=secrets.token_hex(8), keys=())
-    if crowd := more.pop("crowd", 0):
+    if crowd := more.get("crowd", 0):
         more = {"clients": ("client-0", *(f"x{i}" for i in range(1, crowd)))}
     terms = replace(terms, recipe=replace(terms.recipe, method=method), **more)
     before, began = files_of(tmp_path / "client-0-silo"), time.process_time()

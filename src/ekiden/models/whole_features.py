@@ -164,6 +164,9 @@ class RandomReLU(OfVectors):
         """Draw the units, whole numbers as large as float32 can add up exactly."""
         if self.linear is None:
             return
+        self.linear.requires_grad_(False)
+        if self.linear.weight.is_meta:  # a silo asks for the shapes with each message
+            return
         with torch.no_grad():
             weight, bias = torch.randn_like(self.linear.weight), torch.randn_like(self.linear.bias)
             bias *= weight.norm(dim=1) / SPREAD  # inputs of 127: as large as the others
@@ -171,7 +174,6 @@ class RandomReLU(OfVectors):
             factor = torch.minimum(LARGEST / weight.abs().max(), EXACT / most.max())
             self.linear.weight.copy_((weight * factor).round())
             self.linear.bias.copy_((bias * factor * LARGEST).round())
-            self.linear.requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, D) whole numbers of inputs (b, ...) with d numbers each."""
@@ -471,6 +473,9 @@ class RandomFourier(OfVectors):
 
     def reset_parameters(self) -> None:
         """Draw the projections, whole numbers as large as float32 can add up exactly, and the offsets."""
+        self.linear.requires_grad_(False)
+        if self.linear.weight.is_meta:
+            return
         with torch.no_grad():
             weight = torch.randn_like(self.linear.weight)
             most = LARGEST * (weight.abs().sum(1) + weight.shape[1])
@@ -478,7 +483,6 @@ class RandomFourier(OfVectors):
             self.get_buffer("fineness").copy_(fineness)
             self.linear.weight.copy_((weight * fineness).round())
             self.get_buffer("offset").copy_(torch.randint_like(self.get_buffer("offset"), _TURNS))
-            self.linear.requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, D) whole numbers of inputs (b, ...) with d numbers each."""
