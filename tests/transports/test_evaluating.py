@@ -74,7 +74,7 @@ def test_with_and_without_one_silo_is_refused(tmp_path: Path) -> None:
     """The difference of both would be the counts of that silo."""
     nodes, public = trained(tmp_path, FedAvg(rounds=1, epochs=1))
     again(nodes, public, tmp_path / "run", FOUR, "all")
-    with pytest.raises(UserError, match="would be the part of client-[23], who did not agree to that"):
+    with pytest.raises(UserError, match=r"would be the part of client-[23], who did not agree to that"):
         again(nodes, public, tmp_path / "run", FOUR[:3], "three")
     assert not (tmp_path / "run" / EVALUATIONS / "three").exists()
     assert again(nodes, public, tmp_path / "run", FOUR[2:], "others")["accuracy"]
