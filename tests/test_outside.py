@@ -99,7 +99,7 @@ def test_all_commands_know_a_file(mine: Path, command: Command, monkeypatch: pyt
 
 def test_worker_processes_and_sweeps_know_a_file(mine: Path, command: Command) -> None:
     (mine.parent / "table.toml").write_text(
-        'title = "t"\nseeds = [0, 1]\n[settings]\nmodel = "mine.py:net"\ndata = "mine.py:pooled"\n'
+        'title = "t"\nseeds = [0]\n[settings]\nmodel = "mine.py:net"\ndata = "mine.py:pooled"\n'
         "clients = 2\nworkers = 2\n"
         '[[row]]\nlabel = "relay"\nmethod = "mine.py:Relay"\nlaps = 2\n'
         '[[row]]\nlabel = "average"\nmethod = "average"\nepochs = 1\n'

@@ -476,7 +476,9 @@ def test_no_test_image_comes_out_of_a_run_whose_server_reads_nothing(tmp_path: P
         assert error(stolen(lambda models: attacker.numbers(100, models, step=3))) > 0.05
 
 
-@pytest.mark.parametrize(("most", "loud"), [(50, 1.0), (10_000, 8.0), pytest.param(10_000, 1e4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("most", "loud"), [(50, 1.0), (10_000, 8.0), pytest.param(10_000, 1e4, marks=pytest.mark.slow)]
+)
 def test_no_test_image_comes_out_of_a_run_whose_server_reads_models(most: int, loud: float, tmp_path: Path) -> None:
     """The number of models is limited, and without a limit the losses would still be too coarse."""
     nodes, public = federation(tmp_path)
