@@ -102,7 +102,6 @@ def test_worker_processes_and_sweeps_know_a_file(mine: Path, command: Command) -
         'title = "t"\nseeds = [0]\n[settings]\nmodel = "mine.py:net"\ndata = "mine.py:pooled"\n'
         "clients = 2\nworkers = 2\n"
         '[[row]]\nlabel = "relay"\nmethod = "mine.py:Relay"\nlaps = 2\n'
-        '[[row]]\nlabel = "average"\nmethod = "average"\nepochs = 1\n'
     )
     code, text = command("sweep", "table.toml", "--out", "out")
     assert code == 0, text

@@ -302,7 +302,7 @@ def images() -> FederatedData:
     return replace(data, dataset=replace(data.dataset, augment=Augment(crop=1, flip=True, rotation=10)))
 
 
-SILOS = (FedSeq, FedAvg, FedOV, MetaFed, SCAFFOLD, DisPFL)
+SILOS = [FedSeq, SCAFFOLD, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (FedAvg, FedOV, MetaFed, DisPFL))]
 
 IMAGE_METHODS = (
     DENSE(epochs=1, distill_epochs=2, steps_per_batch=2, distill_batch_size=8),

@@ -18,9 +18,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.name == "test_lifecycle.py" and isinstance(item, pytest.Function):
             given = item.callspec.params
-            kind, where, to = KINDS[given["place"]], given.get("where", "here"), given.get("to")
+            place, where, to = str(given["place"]), given.get("where", "here"), given.get("to")
+            kind = KINDS[place]
             refusal = given["method"] in kind.refused and item.originalname == "test_here_it_is_trained_and_measured"
             wanted = (where, to) == (kind.export if to else ("here", None))
-            known = given["place"] in ONLY.get(item.originalname, KINDS)
+            known = place in ONLY.get(item.originalname, KINDS)
             if not (refusal or (given["method"] == kind.method and wanted and known)):
                 item.add_marker(pytest.mark.slow)

@@ -217,7 +217,7 @@ def test_a_published_table_expands(file: Path) -> None:
             continue
         assert found.title
         assert len(found.cells) == len(found.rows) * len(found.columns)
-        for cell in found.cells:
+        for cell in found.cells[:: 1 if budget == "paper" else len(found.columns)]:  # budgets differ by row
             if cell.plan is None:
                 assert cell.skip
                 continue

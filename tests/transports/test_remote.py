@@ -59,12 +59,15 @@ from tests.transports.toy import Toy
 TRAINING = Training(lr=0.01, batch_size=64)
 KINDS: list[type[Method]] = [*(m for m in METHODS if not m.traits.pools_data and m is not GLM), Toy]
 """GLM refuses pixels, which follow from each other; see test_tasks_between_machines"""
-every_method = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.title())
-# One of each shape; the others are slow, since all are compared with one process below.
+# One of each shape; `test_same_bits_on_every_transport` has all methods, in processes of one machine.
 SHAPES = ("fedseq", "fedgram", "metafed", "fedavg", "scaffold", "dfedavgm", "average", "fedper", "toy")
-each_shape = pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=[] if k.title() in SHAPES else pytest.mark.slow, id=k.title()) for k in KINDS]
-)
+FEW = ("fedseq", "fedgram", "scaffold", "dfedavgm", "toy")
+
+
+def mostly(fast: tuple[str, ...]) -> pytest.MarkDecorator:
+    """All methods, of which these are fast."""
+    kinds = [pytest.param(k, marks=[] if k.title() in fast else pytest.mark.slow, id=k.title()) for k in KINDS]
+    return pytest.mark.parametrize("kind", kinds)
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +141,7 @@ def assert_equal(one: Result, other: Result) -> None:
     assert last["majority"] == pytest.approx(expected["majority"], abs=0.1)
 
 
-@every_method
+@mostly(SHAPES)
 def test_equal_to_one_process(kind: type[Method], tmp_path: Path) -> None:
     assert_equal(far(small(kind), nodes_in(tmp_path), tmp_path / "run"), here(small(kind)))
 
@@ -193,7 +196,7 @@ def test_class_statistics_travel_between_silos(tmp_path: Path) -> None:
     assert_equal(far(method, nodes, tmp_path / "run", public), here(method))
 
 
-@each_shape
+@mostly(FEW)
 def test_lost_messages_and_lost_answers_change_nothing(kind: type[Method], tmp_path: Path) -> None:
     (nodes, public), counter = sealed_in(tmp_path), itertools.count()
     nodes.lose = lambda node, data: [None, Lost("unsent"), Lost("unanswered")][next(counter) % 3]
@@ -205,7 +208,7 @@ class Stop(BaseException):
     """Stands for SIGKILL."""
 
 
-@each_shape
+@mostly(FEW)
 def test_a_killed_coordinator_goes_on(kind: type[Method], tmp_path: Path) -> None:
     """Killed at each of its messages in turn, the silo having done the work or not."""
     method, (nodes, public) = small(kind), sealed_in(tmp_path)
@@ -351,7 +354,7 @@ def away(steps: dict[str, set[int]]) -> Callable[[int, str], bool]:
     ],
     ids=lambda value: value.title() if isinstance(value, Method) else "",
 )
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("late", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_absent_silos_are_skipped_as_in_one_process(
     method: Method, gone: dict[str, set[int]], late: bool, tmp_path: Path
 ) -> None:

@@ -13,9 +13,9 @@ such dataclasses (`made`), and dataclasses become plain values (`plain`).
 import math
 import reprlib
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from functools import cache, wraps
 from inspect import signature
 from numbers import Integral, Real
@@ -156,14 +156,18 @@ _WRONG_TYPE, _UNKNOWN, _OUT_OF_RANGE = "of the wrong type", "unknown", "out of r
 
 
 def _check_fields(instance: Any) -> None:
-    kind: Any = type(instance)
-    hints = hints_of(kind)
-    own: tuple[Field[Any], ...] = fields(instance)
-    for field in own:
-        value = getattr(instance, field.name)
-        new = admitted(instance._flag.format(field.name.replace("_", "-")), value, hints[field.name])
+    for name, flag, kind in _fields_of(type(instance)):
+        value = getattr(instance, name)
+        new = admitted(flag, value, kind)
         if new is not value:
-            object.__setattr__(instance, field.name, new)
+            object.__setattr__(instance, name, new)
+
+
+@cache
+def _fields_of(kind: Any) -> tuple[tuple[str, str, Any], ...]:
+    """Return name, flag and annotation of each field of a class."""
+    hints, names = hints_of(kind), [field.name for field in fields(kind)]
+    return tuple((name, kind._flag.format(name.replace("_", "-")), hints[name]) for name in names)
 
 
 @cache
@@ -174,6 +178,8 @@ def hints_of(annotated: Any) -> dict[str, Any]:
 
 def _as(value: Any, kind: Any) -> Any:
     """Return `value` as `kind`."""
+    if type(value) is kind and kind is not float:  # most values: no annotation to take apart
+        return value
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
         new = _within(value, kind)
@@ -194,10 +200,10 @@ def _as(value: Any, kind: Any) -> Any:
 
 def _number(value: Any, kind: Any) -> Any:
     """Return `value` as an int or float, whichever `kind` is."""
-    if isinstance(value, bool) or not isinstance(value, Integral if kind is int else Real):
-        raise _Refused(_WRONG_TYPE, _names(kind))
     if type(value) is kind:
         number: Any = value
+    elif isinstance(value, bool) or not isinstance(value, Integral if kind is int else Real):
+        raise _Refused(_WRONG_TYPE, _names(kind))
     else:
         try:
             number = kind(value)
@@ -231,19 +237,20 @@ def _instance(value: Any, kind: Any) -> Any:
 
 def _within(value: Any, kind: Any) -> Any:
     """Return `value` as an annotation with ranges."""
-    plain, *marks = get_args(kind)
     try:
-        new = _as(value, plain)
+        new = _as(value, kind.__origin__)
     except _Refused as refused:
         raise _Refused(refused.why, _names(kind) if refused.why == _WRONG_TYPE else refused.wanted) from None
-    for allowed in marks:
+    for allowed in kind.__metadata__:
         if isinstance(allowed, Range) and new not in allowed:
             raise _Refused(_OUT_OF_RANGE, str(allowed))
     return new
 
 
-def _one_of(value: Any, kinds: Iterable[Any]) -> Any:
+def _one_of(value: Any, kinds: Sequence[Any]) -> Any:
     """Return `value` as the first of `kinds` that it fits."""
+    if value is None and NoneType in kinds:
+        return None
     refusals = []
     for kind in kinds:
         try:
