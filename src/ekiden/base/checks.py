@@ -156,9 +156,10 @@ _WRONG_TYPE, _UNKNOWN, _OUT_OF_RANGE = "of the wrong type", "unknown", "out of r
 
 
 def _check_fields(instance: Any) -> None:
-    for name, flag, kind in _fields_of(type(instance)):
+    kind: Any = type(instance)
+    for name, flag, wanted in _fields_of(kind):
         value = getattr(instance, name)
-        new = admitted(flag, value, kind)
+        new = admitted(flag, value, wanted)
         if new is not value:
             object.__setattr__(instance, name, new)
 
