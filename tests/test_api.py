@@ -75,7 +75,7 @@ def test_a_list_of_silos_is_federated() -> None:
             "Linear needs in_features, out_features: give a module, or a function",
         ),
         ((FedSeq(), SILOS, lambda: 3), {}, "<lambda> returns int: return a torch.nn.Module"),
-        ((FedSeq(), SILOS, "hf:"), {}, "--model hf: names no network: write its name after the colon"),
+        ((FedSeq(), SILOS, "hf:"), {}, "model hf: names no network: write its name after the colon"),
         (("fedseq", SILOS), {"epochs": 3}, "epochs is a setting of the method: give FedSeq(epochs=...) as the method"),
         ((FedSeq, SILOS), {"lr": 0.1}, "lr is a setting of training: give training=ekiden.Training(lr=...)"),
         ((FedSeq(), SILOS), {"out": "runs"}, "unknown argument 'out': "),
@@ -121,7 +121,7 @@ def test_run_refuses_the_rest_in_one_line(arguments: Any, keywords: Any, message
 
 
 def test_an_epoch_count_as_a_text_is_refused_where_it_is_written() -> None:
-    with pytest.raises(UserError, match="--epochs '3' is of the wrong type: it must be a whole number, 1 or more"):
+    with pytest.raises(UserError, match="epochs '3' is of the wrong type: it must be a whole number, 1 or more"):
         FedELMY(epochs="3")  # type: ignore[arg-type]
 
 

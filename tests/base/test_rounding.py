@@ -104,7 +104,7 @@ def test_room_is_for_the_announced_samples_whatever_their_features() -> None:
     assert kind.unit == n * 2**12 // 2**11 == 8000
     found = of(x, y, kind).matrix()
     assert float((found - x.double().T @ x.double()).abs().max()) <= kind.unit / 2
-    with pytest.raises(UserError, match=r"do not fit into 12 bits: start a new run with --samples 4000 or more"):
+    with pytest.raises(UserError, match=r"do not fit into 12 bits: start a new run with samples 4000 or more"):
         of(x, y, Rounding.within(12, n // 2, 2**12)).matrix()
     assert Rounding.within(31, 10, 2**12).unit == 1
 
@@ -138,11 +138,11 @@ def test_what_cannot_be_rounded_sums_is_refused() -> None:
     x, y = drawn(20)
     kind = Rounding(16, 4)
     sums = of(x, y, kind)
-    with pytest.raises(UserError, match="use one --bits and one --samples"):
+    with pytest.raises(UserError, match="use one bits and one samples"):
         sums.plus(of(x, y, Rounding(16, 8)))
-    with pytest.raises(UserError, match="use one --bits and one --samples"):
+    with pytest.raises(UserError, match="use one bits and one samples"):
         sums.plus(of(x, y, Rounding(17, 4)))
-    with pytest.raises(UserError, match="use the same --bits everywhere"):
+    with pytest.raises(UserError, match="use the same bits everywhere"):
         sums.plus(of(x, y, None))
     gram = sums.gram
     assert isinstance(gram, Rounded)

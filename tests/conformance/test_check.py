@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from ekiden import FederatedData, UserError, conformance, run
 from ekiden.base import outside
 from ekiden.cli import own
 from ekiden.conformance import CHECKS, Check, Finding, check, line
-from ekiden.methods import method_named
+from ekiden.methods import FedSeq, method_named
 from tests.conformance.ridge import Ridge
 from tests.conftest import Tiny
 
@@ -352,3 +353,17 @@ def test_a_finding_that_was_not_tried_does_not_hold() -> None:
     assert not Finding("", "", tried=False).holds
     assert not Finding("", "", broken="x").holds
     assert Finding("", "").holds
+
+
+@pytest.mark.parametrize(
+    ("given", "line"), [("fedsq", "unknown method 'fedsq': did you mean 'fedseq'"), (3, "int is not")]
+)
+def test_what_is_no_method_is_refused_in_one_line(given: Any, line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        conformance.check(given)
+
+
+def test_a_name_an_instance_and_a_class_are_the_same_method() -> None:
+    one = (conformance.is_a_frozen_dataclass,)
+    assert conformance.check("fedseq", checks=one) == conformance.check(FedSeq(epochs=3), checks=one)
+    assert conformance.check(FedSeq, checks=one)[0].holds

@@ -278,7 +278,7 @@ def test_normalise_features() -> None:
 def test_normalise_refuses_the_wrong_number_of_channels() -> None:
     with pytest.raises(
         UserError,
-        match="--mean has 3 values and --std 1, but the images have 1 channel: give one value, or one for each",
+        match="mean has 3 values and std 1, but the images have 1 channel: give one value, or one for each",
     ):
         normalise(images(c=1), MEAN, (1.0,))
 
@@ -291,5 +291,5 @@ def test_training_says_how_samples_are_fed() -> None:
     assert (plain.mean, plain.std, plain.augment) == ((0.1307,), (0.3081,), Augment())
     rows, _ = Feed(plain, Hardware()).batch(Subset(samples, torch.arange(4)), slice(None), train=True)
     torch.testing.assert_close(rows, (samples.x.float() / 255 - 0.1307) / 0.3081)
-    with pytest.raises(UserError, match=r"--std .* is out of range"):
+    with pytest.raises(UserError, match=r"std .* is out of range"):
         Training(std=(0.0,))

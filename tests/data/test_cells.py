@@ -154,7 +154,7 @@ def test_a_few_odd_words_in_a_column_of_numbers_are_refused_with_their_rows() ->
     line = (
         r"column 'v' of the table holds numbers, but also text \('n.d.' in row 3 .* and 1 more, '<5' in row 17 .*\): "
     )
-    refuses(line + r".*--missing 'n.d.' '<5', or .* --categorical-columns v", lambda: column(cells))
+    refuses(line + r".*missing=\['n.d.', '<5'\], or .* categorical_columns='v'", lambda: column(cells))
     data = split(column(cells, missing=("n.d.", "<5"), min_count=1), "iid", 2)
     table = data.dataset.inputs
     assert isinstance(table, Table)
@@ -246,7 +246,7 @@ def test_another_column_decides_and_contradictions_are_refused(tmp_path: Path) -
 def test_thousands_or_decimals_are_asked_for(delimiter: str, cell: str, tmp_path: Path) -> None:
     cells = [cell, cell.replace("1", "2"), cell.replace("4", "5")] * 10
     refuses(
-        f"'{cell}' in row 0 .*may have decimals or thousands: .* --decimal point or --decimal comma",
+        f"'{cell}' in row 0 .*may have decimals or thousands: .* decimal='point' or decimal='comma'",
         lambda: in_csv(tmp_path, cells, delimiter),
     )
     names = {".": "point", ",": "comma"}
@@ -323,7 +323,7 @@ def test_numbers_that_mark_missing_values_are_noticed(
     if noticed:
         (line,) = lines
         assert line.startswith(f"column 'v' of the table holds {mark:.15g} in 2 rows, far from its other values (")
-        assert line.endswith(f"--missing {mark:.15g}")
+        assert line.endswith(f"missing='{mark:.15g}'")
         data = split(column([*others, mark, mark], missing=f"{mark:.15g}", min_count=1), "iid", 1).dataset
         assert isinstance(data.inputs, Table)
         assert data.inputs.gaps == ("v",)
@@ -349,7 +349,7 @@ def test_dates_are_days_in_every_unambiguous_form(form: str) -> None:
 def test_day_or_month_first_is_asked_for_where_the_column_leaves_it_open() -> None:
     cells = ["03/04/2024", "05/06/2024", "01/02/2024"] * 10
     refuses(
-        "'03/04/2024' in row 0 .*may begin with the day or with the month: .*--dates day-first", lambda: column(cells)
+        "'03/04/2024' in row 0 .*may begin with the day or with the month: .*dates='day-first'", lambda: column(cells)
     )
     assert read(column(cells, dates="day-first"))[0] == 19754  # 1 February
     assert read(column(cells, dates="month-first"))[0] == 19724  # 2 January
@@ -357,7 +357,7 @@ def test_day_or_month_first_is_asked_for_where_the_column_leaves_it_open() -> No
             lambda: column(["13/04/2024", "04/13/2024"] * 10))  # fmt: skip
     refuses("'31.02.2024' in row 0 .*not a date", lambda: column(["31.02.2024", "30.01.2024"] * 10))
     far = [*DAYS.date, *[pandas.Timestamp("2999-12-31").date()] * 2]
-    with pytest.warns(DataWarning, match=r"holds 2999-12-31 in 2 rows, .* --missing 2999-12-31"):
+    with pytest.warns(DataWarning, match=r"holds 2999-12-31 in 2 rows, .* missing='2999-12-31'"):
         column(far)
     for dates in (far, [str(day) for day in far]):
         assert np.isnan(read(column(dates, missing="2999-12-31"))).sum() >= 1

@@ -53,7 +53,7 @@ def test_a_column_that_looks_like_an_id_is_named_before_it_is_a_feature(name: st
     rows = {name: values} | {k: v for k, v in visits().items() if k != "patient"}
     (line,) = lines(rows, group_column="ward")
     assert f"{name!r} (" in line
-    assert f"--drop-columns {name}" in line
+    assert f"drop_columns={name!r}" in line
     assert not lines(rows, group_column="ward", drop_columns=[name])
     assert not lines(rows, group_column="ward", subject_column=name)
     assert not lines(rows, group_column="ward", feature_columns=["v", name])
@@ -78,8 +78,8 @@ def test_measurements_and_categories_are_not_taken_for_ids(name: str, values: An
 
 def test_many_small_groups_point_to_subject_column() -> None:
     (line,) = lines(visits(), group_column="patient", drop_columns=["ward"])
-    assert "--group-column patient makes 30 silos, half of them with 10 rows or fewer" in line
-    assert "--subject-column" in line
+    assert "group_column patient makes 30 silos, half of them with 10 rows or fewer" in line
+    assert "subject_column" in line
     assert not lines(visits(), group_column="ward", drop_columns=["patient"])
 
 
@@ -185,7 +185,7 @@ def test_a_copy_of_the_label_is_named(label: list[Any], copy: list[Any], tmp_pat
     with pytest.warns(DataWarning) as seen:
         ekiden.load(table)
     assert "column 'twin' of own data is the same as the label 'label', or a one-to-one function" in lines_of(seen)
-    assert "--drop-columns" in lines_of(seen)
+    assert "drop_columns" in lines_of(seen)
     assert "'age'" not in lines_of(seen)
     with pytest.warns(DataWarning, match=r"column 'twin' of own data is the same as the label"):
         ekiden.federate([table, table.sample(frac=1, random_state=0)])

@@ -191,7 +191,7 @@ def tiff(values: NDArray[Any], order: str, *, white_is_zero: bool = False, kind:
 def test_measurements_need_a_window_and_not_a_number_is_black() -> None:
     values = np.array([[-5.0, 0.0], [np.nan, 10.0]], np.float32)
     data = tiff(values, "<", kind=3)
-    with pytest.raises(UserError, match=r"its pixels go from -5 to 10: say which values .* --pixel-window LOW HIGH"):
+    with pytest.raises(UserError, match=r"its pixels go from -5 to 10: say which values .* pixel_window LOW HIGH"):
         read(data)
     with pytest.warns(DataWarning, match="1 of 1 image in the images given have pixels that are not a number"):
         assert read(data, window=(0, 10)).flatten().tolist() == [0, 0, 0, 255]
@@ -230,7 +230,7 @@ def test_each_silo_must_use_its_range(tmp_path: Path) -> None:
         for k in range(5):
             ramp = np.linspace(0, most, 16).reshape(4, 4).astype(np.uint16)
             Image.fromarray(ramp).save(tmp_path / silo / "a" / f"{k}.png")
-    with pytest.raises(UserError, match=r"south have 16 bits and values up to 4095 only.* --pixel-window 0 4095"):
+    with pytest.raises(UserError, match=r"south have 16 bits and values up to 4095 only.* pixel_window=\[0, 4095\]"):
         ekiden.data.join([str(tmp_path / "north"), str(tmp_path / "south")])
     rows = [
         {"image": f"{silo}/a/{k}.png", "label": k % 2, "site": silo} for silo in ("north", "south") for k in range(5)

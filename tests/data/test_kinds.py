@@ -167,7 +167,7 @@ def test_an_own_kind_goes_through_every_source_and_names_bad_records(folder: Pat
         ("mine.py:Wrong", "Wrong.encode must return .* finite samples of torch.float32"),
         ("mine.py:Spectre", "Spectra"),
         ("nowhere.py:Spectra", "there is no file .*nowhere.py"),
-        ("images", "images are told by the data: leave out --sample-kind"),
+        ("images", "images are told by the data: leave out sample_kind"),
         ("imags", "did you mean.*images"),
     ],
 )

@@ -18,7 +18,7 @@ from ekiden.data.tasks import MultiLabel, Regression
 from ekiden.methods import FedAvg
 
 pytestmark = pytest.mark.usefixtures("no_data")
-ASKS = r"different whole numbers: use --task regression if .*, or --task classification if .*task="
+ASKS = r"different whole numbers: use task='regression' if .*, or task='classification' if"
 
 
 def labelled(label: list[Any]) -> pandas.DataFrame:

@@ -226,7 +226,8 @@ def test_the_window_of_the_file_is_suggested(tmp_path: Path) -> None:
         WindowCenter=["40", "50"],
         WindowWidth=["400", "9"],
     )
-    with pytest.raises(UserError, match=r"from 0 to 2000: .*, as in --pixel-window -160 240 \(what the file shows\)"):
+    line = r"from 0 to 2000: .*, as in pixel_window=\[-160, 240\] \(what the file shows\)"
+    with pytest.raises(UserError, match=line):
         Images().encode([tmp_path / "a"])
 
 

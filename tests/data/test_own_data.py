@@ -408,7 +408,7 @@ def test_sizes_fits_and_windows(tmp_path: Path) -> None:
             pixels = np.zeros((size[1], size[0]), dtype=np.uint8)
             pixels[:, : size[0] // 2] = 255
             Image.fromarray(pixels).save(tmp_path / "mixed" / label / f"{k}.png")
-    with pytest.raises(UserError, match=r"differ in size \(20x10, 10x30\): give one size for all with --size"):
+    with pytest.raises(UserError, match=r"differ in size \(20x10, 10x30\): give one size for all with size"):
         load(str(tmp_path / "mixed"))
     assert load(str(tmp_path / "mixed"), size=8).shape == (1, 8, 8)
     cropped = load(str(tmp_path / "mixed"), size=8, fit="crop")
@@ -425,7 +425,7 @@ def test_deep_images_keep_their_range(tmp_path: Path) -> None:
         (tmp_path / "xy"[k % 2]).mkdir(exist_ok=True)
         ramp = np.linspace(0, 4095, 64).reshape(8, 8).astype(np.uint16)  # 12 bits in 16
         Image.fromarray(ramp).save(tmp_path / "xy"[k % 2] / f"{k}.{('png', 'tiff')[k % 2]}")
-    with pytest.raises(UserError, match=r"16 bits and values up to 4095 only.* --pixel-window 0 4095"):
+    with pytest.raises(UserError, match=r"16 bits and values up to 4095 only.* pixel_window=\[0, 4095\]"):
         load(str(tmp_path))
     data = load(str(tmp_path), pixel_window=(0, 4095))
     assert (
@@ -474,7 +474,7 @@ def test_own_images_are_augmented_at_the_size_of_training(tmp_path: Path) -> Non
 
 
 def test_augmentation_is_for_images() -> None:
-    with pytest.raises(UserError, match=r"--augment-flip .* are for images, but these samples have shape"):
+    with pytest.raises(UserError, match=r"augment_flip .* are for images, but these samples have shape"):
         load(patients(), label_column="died", drop_columns=others("died"), augment_flip=True)
     with pytest.raises(UserError, match="augment_rotation"):
         load("digits", augment_rotation=200)
@@ -504,7 +504,7 @@ def test_dicom_and_nifti_slices(tmp_path: Path) -> None:
     nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), tmp_path / "scan.nii.gz")
     rows = {"file": ["scan.nii.gz#2", "scan.nii.gz"] * 5, "label": ["top", "middle"] * 5}
     path = csv(tmp_path / "slices.csv", rows)
-    with pytest.raises(UserError, match=r"its pixels go from .*: say which values .* by --pixel-window LOW HIGH"):
+    with pytest.raises(UserError, match=r"its pixels go from .*: say which values .* by pixel_window LOW HIGH"):
         load(path, image_column="file")
     with pytest.warns(ekiden.DataWarning, match="5 of 10 images in .* the middle one is read"):
         data = load(path, image_column="file", pixel_window=(0, 1000))
@@ -594,12 +594,12 @@ MISTAKES: list[tuple[str, Any, dict[str, Any], str]] = [
     ("a missing label", bad(P, died=[None, *P["died"][1:]]), DIED, r"the label in row 0 .* of .* is missing \(column 'died'\)"),  # noqa: E501
     ("one class", bad(P, died=["yes"] * 60), DIED, "all labels in .* are 'yes': classification needs two"),
     ("an infinite number", bad(P, age=[float("inf")] * 60), DIED, "column 'age' of .* is infinite in row 0"),
-    ("a column without values", bad(P, age=[None] * 60), DIED, "column 'age' of .* has no value at all: .*--drop-columns"),  # noqa: E501
+    ("a column without values", bad(P, age=[None] * 60), DIED, "column 'age' of .* has no value at all: .*drop_columns"),  # noqa: E501
     ("a label among the features", P, DIED | {"feature_columns": ["age", "died"]}, "'died' cannot be a feature and have another meaning"),  # noqa: E501
     ("no feature left", P, DIED | {"drop_columns": ["age", "sex", "dose"]}, "has no column left to learn from"),
     ("names as categories", bad(P, sex=[f"person {k // 5}" for k in range(60)]), DIED, "'sex' has no text that enough rows"),  # noqa: E501
     ("lists as a feature", bad(P, age=[[1, 2]] * 60) | {"b": [[1.0]] * 60}, DIED, "'age' .* holds list.*neither numbers nor"),  # noqa: E501
-    ("many whole numbers as labels", bad(P, died=list(range(60))), DIED, "60 different whole numbers: use --task"),
+    ("many whole numbers as labels", bad(P, died=list(range(60))), DIED, "60 different whole numbers: use task"),
     ("text for a regression", P, DIED | {"task": "regression"}, "'died' .* holds text .*regression needs numbers"),
     ("fractions for classes", bad(P, died=[0.5] * 60), DIED | {"task": "classification"}, "is 0.5, not a class"),
     ("2 in a multi-label", bad(P, cough=[2] * 60, fever=[0] * 60), {"label_column": ("cough", "fever"),
@@ -609,15 +609,15 @@ MISTAKES: list[tuple[str, Any, dict[str, Any], str]] = [
     ("an option that is not there", P, {"labels": "died"}, "unknown option 'labels'"),
     ("numbers as texts", P, DIED | {"text_column": "age"}, "'age' of .* holds double, not texts"),
     ("a tokenizer that is not there", P, DIED | {"text_column": "sex", "tokenizer": "bert"}, "there is no tokenizer 'bert'"),  # noqa: E501
-    ("text and images", P, DIED | {"text_column": "sex", "image_column": "age"}, "give one of --image-column"),
+    ("text and images", P, DIED | {"text_column": "sex", "image_column": "age"}, "give one of image_column"),
     ("an image column of numbers", P, DIED | {"image_column": "age"}, "'age' of .* holds double: images must be"),
     ("images that are not there", P, DIED | {"image_column": "sex"}, "row 0 .* of .* names the image .*which is not a file"),  # noqa: E501
     ("arrays of unlike length", bad(P, age=[[1.0] * (1 + k % 2) for k in range(60)]), DIED, "has 2 values, row 0 has 1 in row 1"),  # noqa: E501
     ("no lists in the array column", P, DIED | {"array_column": "age"}, "'age' of .* holds double, not lists of numbers"),  # noqa: E501
     ("too few rows", {k: v[:1] for k, v in P.items()}, DIED | {"task": "classification"}, "all labels|too few"),
     ("--size for a table", P, DIED | {"size": 32}, "--size is the side of images, but the data are a table"),
-    ("a window of one value", P, DIED | {"pixel_window": (1.0,)}, "--pixel-window takes two values, low and high"),
-    ("min-count 0", P, DIED | {"min_count": 0}, "min_count 0 is out of range|--min-count 0 is out of range"),
+    ("a window of one value", P, DIED | {"pixel_window": (1.0,)}, "pixel_window needs two values, low and high"),
+    ("min-count 0", P, DIED | {"min_count": 0}, "min_count 0 is out of range"),
     ("a group without a value", bad(P, ward=[None, *["a"] * 59]), DIED | {"group_column": "ward"}, "'ward' .* has no value in row 0"),  # noqa: E501
 ]  # fmt: skip
 
@@ -712,7 +712,7 @@ def test_mistakes_among_silos(tmp_path: Path, command: Callable[..., tuple[int, 
         north,
         csv(tmp_path / "b.csv", bad(rows, age=["old"] * 40)),
     )
-    fails("several silos and --group-column both", north, south, group_column="sex")
+    fails("several silos and group_column both", north, south, group_column="sex")
     np.savez(tmp_path / "x.npz", x=np.ones((20, 2)), died=np.arange(20) % 2)
     fails("north.csv holds a table, .*x.npz arrays", north, str(tmp_path / "x.npz"))
     (tmp_path / "s.toml").write_text('[silos]\nnorth = "a/nowhere.csv"\nsouth = "a/south.csv"\n')

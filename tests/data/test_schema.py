@@ -285,8 +285,8 @@ def test_flags_may_choose_among_the_columns_of_a_schema_and_may_not_contradict_i
     assert load(visits(), schema=study, drop_columns=["born", "code"]).inputs.numeric == ("age", "dose")  # type: ignore[attr-defined]
     assert load(visits(), schema=study, feature_columns=["age", "sex"]).inputs.categorical == ("sex",)  # type: ignore[attr-defined]
     for options, line in (
-        ({"label_column": "sex"}, "--label-column sex and the schema .* differ: leave out --label-column"),
-        ({"feature_columns": ["age", "ward"]}, "--feature-columns age ward and the schema"),
+        ({"label_column": "sex"}, r"label_column=\['sex'\] and the schema .* differ: leave out label_column"),
+        ({"feature_columns": ["age", "ward"]}, r"feature_columns=\['age', 'ward'\] and the schema"),
         ({"task": "regression"}, "the schema's label is for classification, not for regression"),
         ({"classes": ["yes", "no"]}, "the schema has the classes no, yes: leave out the list of classes"),
     ):
@@ -417,5 +417,5 @@ def test_only_files_have_a_schema(data: str, tmp_path: Path, command: Command, m
 
 
 def test_a_column_of_labels_cannot_be_the_subject() -> None:
-    with pytest.raises(UserError, match="column 'label' holds the labels: name others by --subject-column"):
+    with pytest.raises(UserError, match="column 'label' holds the labels: name others by subject_column"):
         load({"dose": [0.5, 1.5] * 10, "label": ["a", "b"] * 10}, subject_column="label")

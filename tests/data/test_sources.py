@@ -75,7 +75,7 @@ def test_a_path_with_a_slip_is_said_with_the_right_one(tmp_path: Path) -> None:
 def test_a_folder_of_tables_is_no_folder_of_images(tmp_path: Path) -> None:
     for name in ("north", "south"):
         (tmp_path / f"{name}.csv").write_text("age,died\n1,yes\n2,no\n")
-    fails(tmp_path, r"is a folder of tables .north.csv, \.\.\..: name one with --data, or the folder with --silos")
+    fails(tmp_path, r"is a folder of tables .north.csv, \.\.\..: name one of them, or give the folder as silos")
     fails(tmp_path, "is a folder of tables", label_column="died")
 
 
@@ -350,7 +350,7 @@ def test_a_cut_off_image_is_an_error(tmp_path: Path) -> None:
 def test_images_of_several_sizes_need_a_size(tmp_path: Path) -> None:
     images = [png(noise(1, shape)[0]) for shape in ((4, 6, 3), (5, 5, 3))] * 5
     path = write(tmp_path / "a.parquet", {"image": images, "label": [0] * 10})
-    fails(path, r"differ in size \(6x4, 5x5\): give one size for all with --size")
+    fails(path, r"differ in size \(6x4, 5x5\): give one size for all with size")
     assert load(str(path), size=3).shape == (3, 3, 3)
     write_images(tmp_path / "b" / "train.parquet")
     write(tmp_path / "b" / "test.parquet", {"image": [png(noise(1, (5, 5, 3))[0])], "label": [0]})

@@ -191,7 +191,7 @@ def test_what_labels_look_like() -> None:
 @pytest.mark.parametrize(
     ("y", "task", "message"),
     [
-        (torch.zeros(4), None, r"integers, one class a sample; numbers to predict need --task regression"),
+        (torch.zeros(4), None, r"integers, one class a sample; numbers to predict need task='regression'"),
         (torch.eye(4).long(), None, r"of one-hot rows, y.argmax\(1\).*multi-label"),
         (torch.tensor([1.0, 2, float("nan"), 3]), "regression", "NaN or infinity in the target of row 2"),
         (torch.tensor([[0, 2]] * 4), "multi-label", "a row of 0 and 1 for each of 4 samples"),
@@ -226,7 +226,7 @@ def test_integers_can_be_meant_as_numbers() -> None:
     again = meant(data, "regression")
     assert again.task.kind == "regression"
     assert torch.equal(again.train.y, data.train.y.float())
-    with pytest.raises(UserError, match="are of classification, not of segmentation: leave out --task"):
+    with pytest.raises(UserError, match="are of classification, not of segmentation: leave out task"):
         meant(data, "segmentation")
     with pytest.raises(UserError, match="are names, but regression needs numbers"):
         meant(from_tensors((torch.zeros(4, 2), np.array(["a", "b", "a", "b"]))), "regression")

@@ -96,5 +96,5 @@ def test_a_plan_keeps_it() -> None:
 def test_refuses_an_unknown_one(blobs: FederatedData) -> None:
     with pytest.raises(UserError, match="evaluate_on 'none' is unknown: it must be one of all, own"):
         last(Local(), blobs, evaluate_on="none")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="--evaluate-on 'none' is unknown"):
+    with pytest.raises(UserError, match="evaluate_on 'none' is unknown"):
         Plan(Recipe(Local(), evaluate_on="none"))  # type: ignore[arg-type]

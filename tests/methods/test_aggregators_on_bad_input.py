@@ -151,5 +151,5 @@ def test_models_of_different_shape_are_refused_in_one_line() -> None:
 
 def test_an_infeasible_bound_is_refused_before_anybody_trains() -> None:
     data = federate(CASES["one class each"], test=TEST)
-    with pytest.raises(UserError, match=r"--bound 0\.2 .* 1/N = 0\.25"):
+    with pytest.raises(UserError, match=r"bound 0\.2 .* 1/N = 0\.25"):
         run(MAEcho(weighting="qp", bound=0.2), data, plain)

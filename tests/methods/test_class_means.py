@@ -85,7 +85,7 @@ def test_size_is_that_of_counts_and_means() -> None:
 
 @pytest.mark.parametrize(("shape", "model"), [((3, 32, 32), 4_000), ((100,), 4_000), ((3, 32, 32), 100)])
 def test_means_that_do_not_fit_are_refused(shape: tuple[int, ...], model: int) -> None:
-    with pytest.raises(UserError, match="--recall"):
+    with pytest.raises(UserError, match="recall"):
         mean_shape(10, shape, model)
 
 

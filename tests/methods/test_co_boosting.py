@@ -218,7 +218,7 @@ def test_the_smallest_loss_wins_and_a_loss_that_is_no_number_is_refused() -> Non
     best = synthesise(server(), cast(Any, generator), z, 3, 0.1, loss_of)
     assert torch.equal(best, made[1])
     assert not torch.equal(made[0], made[1])
-    with pytest.raises(UserError, match="lower --generator-lr"):
+    with pytest.raises(UserError, match="lower generator_lr"):
         synthesise(server(), cast(Any, generator), z, 2, 0.1, lambda raw: raw.sum() * math.nan)
 
 

@@ -119,7 +119,7 @@ def test_refuses_what_is_out_of_range(changes: dict[str, Any]) -> None:
 
 
 def test_refuses_a_cap_below_those_drawn_at_least(blobs: FederatedData) -> None:
-    with pytest.raises(UserError, match=r"participation 1.* at most --cap, 3 clients"):
+    with pytest.raises(UserError, match=r"participation 1.* at most cap, 3 clients"):
         run(CriticalFLServer(participation=1.0), blobs, Tiny, **SETTINGS)
 
 

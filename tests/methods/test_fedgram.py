@@ -277,7 +277,7 @@ def test_filters_are_chosen_by_the_labels_of_the_first_client(tmp_path: Path) ->
 
 
 def test_options_of_patches_are_for_patches() -> None:
-    for options, word in (({"candidates": 2}, "--candidates"), ({"bilinear": True}, "--bilinear")):
+    for options, word in (({"candidates": 2}, "candidates"), ({"bilinear": True}, "bilinear")):
         with pytest.raises(UserError, match=f"{word} is for patches of images"):
             go(silos([torch.arange(60, 300)]), replace(METHOD, **options))
 
@@ -302,7 +302,7 @@ def test_filters_from_all_are_the_same_whoever_begins(tmp_path: Path) -> None:
     lenet = Size.of(network(method, lambda: build("lenet", (3, 16, 16), 3), (3, 16, 16)), (3, 16, 16))
     for made in (whole, star):
         assert replace(method, topology="star" if made is star else "chain").cost(3, lenet) == made.bytes
-    with pytest.raises(UserError, match="--dictionary all is for patches of images"):
+    with pytest.raises(UserError, match="dictionary='all' is for patches of images"):
         go(silos([torch.arange(60, 300)]), replace(METHOD, dictionary="all"))
 
 
@@ -330,17 +330,17 @@ def test_images_too_small_for_patches_get_random_units() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"bytes": "many"}, r"--bytes 'many' is not a size: write M, a share as in 5%, or a size as in 250kB"),
+        ({"bytes": "many"}, r"bytes 'many' is not a size: write M, a share as in 5%, or a size as in 250kB"),
         ({"bytes": "-1kB"}, "is not a size"),
         ({"bytes": "1e3"}, "is not a size"),
-        ({"width": -1}, "--width -1 is out of range"),
-        ({"shrink": 1.0}, "--shrink 1.0 is out of range"),
-        ({"ridge": float("nan")}, "--ridge"),
-        ({"patch": ""}, r"--patch '' is not a size of patches: write 6, or several as in 5,8"),
+        ({"width": -1}, "width -1 is out of range"),
+        ({"shrink": 1.0}, "shrink 1.0 is out of range"),
+        ({"ridge": float("nan")}, "ridge"),
+        ({"patch": ""}, r"patch '' is not a size of patches: write 6, or several as in 5,8"),
         ({"patch": "6,"}, "is not a size of patches"),
-        ({"head": "qda"}, "--head 'qda' is unknown"),
-        ({"candidates": 0}, "--candidates 0 is out of range"),
-        ({"candidates": 2, "dictionary": "all"}, "--candidates chooses among patches of the first client"),
+        ({"head": "qda"}, "head 'qda' is unknown"),
+        ({"candidates": 0}, "candidates 0 is out of range"),
+        ({"candidates": 2, "dictionary": "all"}, "candidates chooses among patches of the first client"),
     ],
 )
 def test_refuses_settings(settings: dict[str, Any], message: str) -> None:
@@ -349,12 +349,12 @@ def test_refuses_settings(settings: dict[str, Any], message: str) -> None:
 
 
 def test_refuses_what_does_not_fit() -> None:
-    with pytest.raises(UserError, match=r"--bytes 75B \(75 bytes\) has room for no feature: give 76B or more"):
+    with pytest.raises(UserError, match=r"bytes 75B \(75 bytes\) has room for no feature: give 76B or more"):
         network(FedGram(bytes="75B"))
     assert cast(nn.Linear, network(FedGram(bytes="76B")).module.head).in_features == 1
-    with pytest.raises(UserError, match="8 features, and --width leaves room for 5: give --width 8 or --bytes 328B"):
+    with pytest.raises(UserError, match="8 features, and width leaves room for 5: give width 8 or bytes 328B"):
         network(FedGram(features="network", width=5))
-    with pytest.raises(UserError, match="has 8 features, and --bytes leaves room for 7"):
+    with pytest.raises(UserError, match="has 8 features, and bytes leaves room for 7"):
         network(FedGram(features="network", bytes="327B"))
     assert cast(nn.Linear, network(FedGram(features="network", bytes="328B")).module.head).in_features == 8
     with pytest.raises(UserError, match="name each of the 2 clients once"):
@@ -454,19 +454,19 @@ def test_with_rounded_sums_the_penalty_is_not_below_their_noise() -> None:
 
 
 def test_bits_and_samples_go_together() -> None:
-    with pytest.raises(UserError, match="--bits 16 needs --samples, the expected number of training samples"):
+    with pytest.raises(UserError, match="bits 16 needs samples, the expected number of training samples"):
         FedGram(bits=16)
-    with pytest.raises(UserError, match="--samples is for --bits below 32"):
+    with pytest.raises(UserError, match="samples is for bits below 32"):
         FedGram(samples=300)
     for head in ("lda", "cgs", "ncm"):
-        with pytest.raises(UserError, match=f"--bits below 32 is for ridge regression: leave out --head {head}"):
+        with pytest.raises(UserError, match=f"bits below 32 is for ridge regression: leave out head {head}"):
             FedGram(bits=16, samples=300, head=head)
     with pytest.raises(UserError, match="samples"):
         FedGram(bits=16, samples=10**9 + 1)
     for wrong in (11, 33):
         with pytest.raises(UserError, match="bits"):
             FedGram(bits=wrong, samples=300)
-    with pytest.raises(UserError, match=r"do not fit into 16 bits: start a new run with --samples 300 or more"):
+    with pytest.raises(UserError, match=r"do not fit into 16 bits: start a new run with samples 300 or more"):
         go(silos([torch.arange(60, 300)]), replace(ROUNDED, samples=3))
 
 

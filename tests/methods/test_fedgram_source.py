@@ -154,7 +154,7 @@ def test_from_python_for_the_same_classes_and_scale_alone(tmp_path: Path) -> Non
         in_python(tmp_path / "no", FedGram(features=f"run:{tmp_path / 'local'}"), classes)
     assert not (tmp_path / "no").exists()
     named = str(result.config["recipe"]["hyperparameters"]["features"])
-    with pytest.raises(UserError, match="has no model of a run: give --features run:FOLDER"):
+    with pytest.raises(UserError, match="has no model of a run: give features run:FOLDER"):
         in_python(tmp_path / "no", FedGram(features=named, width=220), classes, model="mlp")
 
 

@@ -383,10 +383,10 @@ def test_scales_that_are_not_positive_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("method", "says"),
     [
-        (FedKrylov(width=5), r"--width 5 is too small for features of this kind: give 8 or more"),
+        (FedKrylov(width=5), r"width 5 is too small for features of this kind: give 8 or more"),
         (
             FedKrylov(bytes="100B"),
-            r"--bytes 100B \(100 bytes\) has no room for 8 features, the fewest possible: give 724B or more",
+            r"bytes 100B \(100 bytes\) has no room for 8 features, the fewest possible: give 724B or more",
         ),
     ],
     ids=["width", "bytes"],
@@ -418,7 +418,7 @@ def test_mistakes_are_refused(options: dict[str, Any], says: str) -> None:
 
 
 def test_options_for_patches_are_refused_for_vectors() -> None:
-    with pytest.raises(UserError, match="--bilinear is for patches"):
+    with pytest.raises(UserError, match="bilinear is for patches"):
         go(silos(), FedKrylov(width=24, bilinear=True))
 
 

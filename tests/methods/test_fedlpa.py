@@ -127,5 +127,5 @@ def test_bytes(blobs: FederatedData) -> None:
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(UserError, match="1 factors do not fit 2 layers"):
         FedLPA().merge([Posterior(trained(models(1)[0], 2), [torch.zeros(3)])], layout())
-    with pytest.raises(UserError, match="--damping"):
+    with pytest.raises(UserError, match="damping"):
         FedLPA(damping=0)

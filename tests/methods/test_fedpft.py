@@ -164,7 +164,7 @@ def test_refuses_what_is_no_mixture() -> None:
 
 def test_refuses_what_16_bits_cannot_hold() -> None:
     x, y = torch.full((4, 2), 1e5), torch.zeros(4, dtype=torch.int64)
-    with pytest.raises(UserError, match="use --no-half"):
+    with pytest.raises(UserError, match="use half=False"):
         fit(x, y, 1, 1, "diagonal", seed=0, dtype=torch.float16)
 
 

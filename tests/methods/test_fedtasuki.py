@@ -474,7 +474,7 @@ def test_a_handoff_with_class_means_travels() -> None:
 
 
 def test_recall_needs_a_large_enough_network(blobs: FederatedData, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--recall"):
+    with pytest.raises(UserError, match="recall"):
         run(FedTasuki(recall=0.5), blobs, Tiny, folder=tmp_path / "run", **settings())
     assert not (tmp_path / "run").exists()
 

@@ -265,7 +265,7 @@ def test_an_aggregator_that_diverges_is_refused() -> None:
     bad.state.answers[0, 0, 0] = torch.inf
     fed = cast(Fed, Federation([bad, client(5, 2)]))
     fed.generator = lambda purpose: torch.Generator()  # type: ignore[method-assign]
-    with pytest.raises(UserError, match="lower --aggregator-lr"):
+    with pytest.raises(UserError, match="lower aggregator_lr"):
         FENS().round(fed, Stacking(step=2, model=None))
 
 

@@ -234,13 +234,13 @@ class Twice(Plain):
     [
         (nn.Sequential(nn.Linear(4, 3)), "features"),
         (SplitNetwork(nn.Linear(4, 4), nn.Linear(4, 3)), "nn.Sequential"),
-        (SplitNetwork(nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 3)), "--blocks 1"),
+        (SplitNetwork(nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 3)), "blocks 1"),
         (SplitNetwork(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3)), nn.Identity()), "linear classifier"),
         (frozen(), "frozen"),
         (Twice(), r"head\(features\(x\)\)"),
         (
             SplitNetwork(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4)), nn.Linear(4, 3)),
-            "--hidden-width 1",
+            "hidden_width=1",
         ),
     ],
     ids=["undeclared", "not a sequence", "too short", "no classifier", "frozen", "more", "layer norm"],

@@ -269,7 +269,7 @@ def test_runs_and_refuses_a_target_that_is_not_there(blobs: FederatedData, align
     settings = {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1)}
     result = run(OTFusion(epochs=30, alignment=alignment, reference=2), blobs, Tiny, **settings)  # type: ignore[arg-type]
     assert result.accuracy > 0.4
-    with pytest.raises(UserError, match="--reference"):
+    with pytest.raises(UserError, match="reference"):
         run(OTFusion(reference=4), blobs, Tiny, **settings)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="shortcuts"):
         run(OTFusion(), blobs, Shortcut, **settings)  # type: ignore[arg-type]

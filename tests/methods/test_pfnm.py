@@ -141,7 +141,7 @@ def test_models_of_different_width_but_not_of_different_shape() -> None:
 
 def test_hyperparameters_out_of_range() -> None:
     for changes in ({"epochs": 0}, {"gamma": 0}, {"sigma": 0}, {"sigma0": 0}, {"sweeps": -1}):
-        with pytest.raises(UserError, match=f"--{next(iter(changes))} "):
+        with pytest.raises(UserError, match=f"{next(iter(changes))} "):
             PFNM(**changes)  # type: ignore[arg-type]
 
 

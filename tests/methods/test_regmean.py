@@ -145,5 +145,5 @@ def test_averaged_layers_are_named_and_wrong_sizes_refused(
     assert "RegMean averages layers that it cannot treat: norm" in caplog.text
     with pytest.raises(UserError, match="do not fit"):
         RegMean().merge([WithGrams(trained(models(1)[0], 2), [torch.zeros(3), torch.zeros(3)])], layout())
-    with pytest.raises(UserError, match="--alpha"):
+    with pytest.raises(UserError, match="alpha"):
         RegMean(alpha=1.1)

@@ -227,5 +227,5 @@ def test_refuses_what_is_out_of_range(changes: dict[str, Any]) -> None:
 
 
 def test_refuses_to_leave_out_the_same_clients_always() -> None:
-    with pytest.raises(UserError, match=r"--participation 0.5 is out of range: it must be 1, unless"):
+    with pytest.raises(UserError, match=r"participation 0.5 is out of range: it must be 1, unless"):
         SFedKD(participation=0.5, order="given")

@@ -339,7 +339,7 @@ def test_one_sample_trains_with_the_running_statistics() -> None:
 def test_batchnorm_cannot_take_batches_of_one() -> None:
     data = dataset()
     here = bench(data, batch_size=1)
-    with pytest.raises(UserError, match=r"^here: .* use a larger --batch-size"):
+    with pytest.raises(UserError, match=r"^here: .* use a larger batch_size"):
         fit(here, here.network.weights(), subset(data), subset(data, 0, 0), epochs=1, seed=SEED)
 
 
@@ -350,7 +350,7 @@ def test_says_where_training_diverged() -> None:
         "bad", Samples(x, torch.zeros(32, dtype=torch.int64)), Samples(x, torch.zeros(32).long()), ("a", "b", "c")
     )
     here = bench(data)
-    with pytest.raises(Diverged, match=r"^here: .* epoch 1, batch [12]: lower --lr"):
+    with pytest.raises(Diverged, match=r"^here: .* epoch 1, batch [12]: lower lr"):
         fit(here, here.network.weights(), subset(data), subset(data, 0, 0), epochs=3, seed=SEED)
 
 
@@ -470,8 +470,7 @@ def test_bf16_and_channels_last_train_images() -> None:
     ],
 )
 def test_training_refuses_what_is_out_of_range(changes: dict[str, Any]) -> None:
-    name = next(iter(changes)).replace("_", "-")
-    with pytest.raises(UserError, match=f"--{name} .* out of range"):
+    with pytest.raises(UserError, match=f"{next(iter(changes))} .* out of range"):
         Training(**changes)
 
 

@@ -269,7 +269,7 @@ def test_the_server_reads_one_result_of_a_run(tmp_path: Path) -> None:
 
 def test_a_silo_may_forbid_skips(tmp_path: Path) -> None:
     nodes, public = federation(tmp_path, "skips = false\n")
-    with pytest.raises(UserError, match=r"does not allow that: choose --absent wait or stop \(limits.skips"):
+    with pytest.raises(UserError, match=r"does not allow that: choose absent wait or stop \(limits.skips"):
         far(FedSeq(epochs=1), nodes, tmp_path / "run", public, absent="skip")
     assert not list(tmp_path.glob("client-*-silo/runs/*"))
     assert_equal(far(FedSeq(epochs=1), nodes, tmp_path / "run2", public), here(FedSeq(epochs=1)))

@@ -310,8 +310,8 @@ ALL = FedGram(features="patches", patch="3", width=32, min_active=10, dictionary
 @pytest.mark.parametrize(
     ("method", "more", "said"),
     [
-        (FedGram(width=400), {}, "fedgram has min_active = 0, client-0 wants 10 or more: give --min-active 10"),
-        (FedGram(width=400, min_active=10), {}, "the first silo of fedgram chooses the features, .* --dictionary seed"),
+        (FedGram(width=400), {}, "fedgram has min_active = 0, client-0 wants 10 or more: give min_active 10"),
+        (FedGram(width=400, min_active=10), {}, "the first silo of fedgram chooses the features, .* dictionary='seed'"),
         (ALL, {}, "the first silo of fedgram chooses the features"),
         (FedGram(width=400, topology="star", **SAFE), {}, "has topology = 'star', client-0 allows only 'chain'"),
         (FedKrylov(width=400, min_active=10), {}, "the first silo of fedkrylov chooses the features"),

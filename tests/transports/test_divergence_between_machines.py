@@ -88,7 +88,7 @@ def test_a_silo_whose_training_becomes_infinite_is_named(tmp_path: Path) -> None
     files, public = with_keys(tmp_path, NAMES)
     plan = plan_of(FedSeq(epochs=1), training=Training(lr=1e30, batch_size=64))
     nodes = FakeNodes(files)
-    with pytest.raises(UserError, match=r"client-0.*NaN or infinite in epoch 1, batch \d+: lower --lr") as caught:
+    with pytest.raises(UserError, match=r"client-0.*NaN or infinite in epoch 1, batch \d+: lower lr") as caught:
         session.run(plan, nodes, tmp_path / "run", public, lambda line: None, poll=0)
     assert "\n" not in str(caught.value)
     assert {node for node, data in nodes.log if unpack(data, Ask)[0].kind == "task"} == {100}

@@ -68,7 +68,7 @@ def test_the_certificate_is_for_the_host_and_for_loopback(made: Federation) -> N
         (["--silos", "a,../b"], "'../b' is not a name"),
         (["--silos", "a,server"], "no silo can be called 'server'"),
         (["--silos", "a", "--host", "https://x"], "neither a name nor an IP address"),
-        (["--silos", "a", "--port", "0"], "--port 0 is out of range: it must be at least 1 and at most 65535"),
+        (["--silos", "a", "--port", "0"], "port 0 is out of range: it must be at least 1 and at most 65535"),
         (["--silos", "a", "--port", "8001"], "8001 is the silos' port"),
     ],
 )

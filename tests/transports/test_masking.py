@@ -574,7 +574,7 @@ def test_show_says_whether_sums_were_masked(tmp_path: Path) -> None:
 
 def test_sums_that_cannot_be_masked_do_not_leave_a_silo(tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES)
-    with pytest.raises(UserError, match=r"a sum of torch.float32 cannot be masked: .* \(FedKrylov: --sums whole\)"):
+    with pytest.raises(UserError, match=r"a sum of torch.float32 cannot be masked: .* \(FedKrylov: sums='whole'\)"):
         far(FedKrylov(width=40), FakeNodes(files), tmp_path / "run", public)
 
 

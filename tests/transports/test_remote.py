@@ -452,9 +452,9 @@ def test_a_run_that_skips_resumes_without_the_silo(tmp_path: Path) -> None:
 
 def test_who_cannot_be_skipped_or_waited_for(tmp_path: Path) -> None:
     nodes, public = sealed_in(tmp_path)
-    with pytest.raises(UserError, match="metafed needs every silo in every step: choose --absent wait or stop"):
+    with pytest.raises(UserError, match="metafed needs every silo in every step: choose absent wait or stop"):
         far(MetaFed(), nodes, tmp_path / "run", public, absent="skip")
-    with pytest.raises(UserError, match="--absent 'leave' is unknown: it must be one of wait, skip, stop"):
+    with pytest.raises(UserError, match="absent 'leave' is unknown: it must be one of wait, skip, stop"):
         plan_of(FedSeq(), absent="leave")
     files = dict(nodes.files)
 
@@ -663,7 +663,7 @@ def test_a_plan_survives_its_text() -> None:
             remote_plan.from_json(bad)
     with pytest.raises(UserError, match="names 'a' twice"):
         replace(plan, clients="a,b,a")
-    with pytest.raises(UserError, match="--clients a,, is out of range"):
+    with pytest.raises(UserError, match="clients a,, is out of range"):
         replace(plan, clients="a,,")
 
 

@@ -395,7 +395,7 @@ def test_another_key_of_a_silo_than_was_given_is_refused(tmp_path: Path) -> None
 
 def test_measuring_on_the_way_would_show_models(tmp_path: Path) -> None:
     nodes, public = federation(tmp_path)
-    with pytest.raises(UserError, match="--evaluate-every shows the coordinator models that only silos read in fedseq"):
+    with pytest.raises(UserError, match="evaluate_every shows the coordinator models that only silos read in fedseq"):
         far(FedSeq(epochs=1), nodes, tmp_path / "run", public, evaluate_every=1)
     assert far(FedAvg(rounds=2, epochs=1), nodes, tmp_path / "other", public, evaluate_every=1).metrics[0]["accuracy"]
 

@@ -1,5 +1,9 @@
 """The one kind of error that a user's input causes, warnings, and numbers in sentences."""
 
+import ast
+import os
+import re
+import shlex
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
@@ -7,8 +11,61 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any
 
+_COMMAND = "EKIDEN_COMMAND_LINE"  # in the environment, because processes that a command starts inherit it
+_FLAG = re.compile(
+    r"""`[^`]*` | (?<![\w/.-]) --(?P<no>no-)?(?P<name>[a-z][a-z0-9-]*)
+    (?:=(?P<value>\[[^]]*\] | '(?:[^'\\]|\\.)*' | "(?:[^"\\]|\\.)*" | (?:[^\s,;:.()]|[:.](?=[^\s,;]))+))?""",
+    re.VERBOSE,
+)
 
-class UserError(Exception):
+
+@contextmanager
+def command_line() -> Iterator[None]:
+    """Within it, messages name flags and not arguments."""
+    before = os.environ.get(_COMMAND)
+    os.environ[_COMMAND] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_COMMAND]
+
+
+def _for_reader(text: str) -> str:
+    """Return a message in which `--val-fraction=0.2` is val_fraction=0.2, unless the reader is at the command line."""
+
+    def shown(found: re.Match[str]) -> str:
+        no, name, given = found.groups()
+        if name is None:  # a command
+            return found[0]
+        value = None if given is None else _read(given)
+        if _COMMAND in os.environ:
+            words = [] if value is None else value if isinstance(value, list) else [value]
+            return " ".join([f"--{no or ''}{name}", *(shlex.quote(str(word)) for word in words)])
+        argument = name.replace("-", "_")
+        return f"{argument}=False" if no else argument if value is None else f"{argument}={value!r}"
+
+    return _FLAG.sub(shown, text)
+
+
+def _read(given: str) -> Any:
+    try:
+        return ast.literal_eval(given)
+    except (ValueError, SyntaxError):
+        return given
+
+
+class _Message(Exception):
+    """Its text names arguments as flags: --val-fraction, --task=regression, --drop-columns=['a', 'b'], --no-half.
+
+    At the command line these are shown as flags, elsewhere as arguments. Commands in backticks stay as they are.
+    """
+
+    def __str__(self) -> str:
+        return _for_reader(super().__str__())
+
+
+class UserError(_Message):
     """An error that the user can fix. Its text is one line that says what is wrong and what to do.
 
     The command line prints it and exits with code 2.
@@ -31,7 +88,7 @@ class DivergenceWarning(UserWarning):
     """A run ended with a model that is far worse than guessing."""
 
 
-class DataWarning(UserWarning):
+class DataWarning(_Message, UserWarning):
     """Something about the data that the user should know. Its text is one line."""
 
 

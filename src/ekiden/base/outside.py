@@ -54,6 +54,16 @@ def trust(name: str) -> None:
                 file.write(f"{digest} {_path(name)}\n")
 
 
+def trust_all(values: object) -> None:
+    """Trust the Python files that a file of settings names, because the user runs that file."""
+    match values:
+        case str():
+            trust(values)
+        case dict() | list():
+            for part in values.values() if isinstance(values, dict) else values:
+                trust_all(part)
+
+
 def load(name: str) -> Any:
     """Return what the Python file in PATH.py:NAME calls NAME."""
     path, attribute = _path(name), name.rpartition(":")[2]

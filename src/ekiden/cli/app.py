@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import get_type_hints
 
 from ekiden._version import __version__
-from ekiden.base.errors import UserError, unknown, warnings_as_lines
+from ekiden.base.errors import UserError, command_line, unknown, warnings_as_lines
 
 COMMANDS = {
     "run": "cli.runs:run",
@@ -88,6 +88,11 @@ between machines
 
 def main() -> None:
     """Entry point of the command line: exit code 0, or 2 with one line that says what to do."""
+    with command_line():
+        _main()
+
+
+def _main() -> None:
     warnings_as_lines()
     args = sys.argv[1:]
     try:

@@ -37,7 +37,7 @@ from ekiden.methods import METHODS, SORTS, method_named
 from ekiden.recipe import Recipe
 from ekiden.results import tracking
 from ekiden.results.result import Result, inputs_of, task_in
-from ekiden.runs import launch, summary
+from ekiden.runs import launch, settings, summary
 from ekiden.runs.plan import Plan, in_memory, judge, stored
 from ekiden.serving import reruns
 from ekiden.serving.loading import open_run
@@ -64,13 +64,18 @@ class RunOptions(Generic[M]):
     """where the clients are: here, simulated; or flower: real silos, see --on flower --help"""
     json: bool = False
     """print the results as JSON, and all else to standard error; see docs/json.md"""
+    config: Path | None = None
+    """TOML file with settings by their names, METHOD too; flags override it"""
+    print_config: bool = False
+    """print all settings as such a file, and run nothing"""
 
 
 @dataclass(frozen=True)
-class _Where:
-    """The flag that decides which other flags exist."""
+class _First:
+    """The flags that decide which other flags exist, or their defaults."""
 
     on: Place = "here"
+    config: Path | None = None
 
 
 # The flags in the order of the help, after the method's own flags.
@@ -89,7 +94,7 @@ _BOXES: Boxes = (
         "run",
         "The run as a whole: seeds, folder, what is measured.",
         (
-            *("seeds", "out", "track", "on", "json", "seed", "workers", "evaluate_every"),
+            *("config", "print_config", "seeds", "out", "track", "on", "json", "seed", "workers", "evaluate_every"),
             *("tune", "keep_trained", "evaluate_on"),
         ),
     ),
@@ -196,17 +201,22 @@ def run(args: Sequence[str]) -> None:
     names = ", ".join(m.title() for m in METHODS)
     if args and args[0] in ("-h", "--help"):
         return print(overview(), end="")
-    if not args or args[0].startswith("-"):
-        raise UserError(f"say which method to run, first of all: {names}")
     for arg in args:
         outside.trust(arg)
-    kind = method_named(args[0])
-    rest, prog = args[1:], f"ekiden run {kind.title()}"
-    if parse_some(_Where, rest, prog).on == "flower":
+    named = "" if not args or args[0].startswith("-") else args[0]
+    prog = f"ekiden run {method_named(named).title() if named else 'METHOD'}"
+    rest = args[1:] if named else args
+    first = parse_some(_First, rest, prog)
+    if not named and first.config is None:
+        raise UserError(f"METHOD is missing, which comes first: choose one of {names}")
+    if first.on == "flower":
         from ekiden.cli import silos as cli_silos  # noqa: PLC0415  (most commands do not need it)
 
-        return cli_silos.run(kind, rest)
-    default: Plan[Any] = Plan(Recipe(kind()))
+        if first.config:
+            raise UserError("--config is for runs on this machine: leave it out")
+        return cli_silos.run(method_named(named), rest)
+    default = settings.read(first.config, named) if first.config else Plan(Recipe(method_named(named)()))
+    kind = type(default.recipe.method)
     options = run_options(default, rest)
     plan: Plan[Any] = replace(
         options.plan,
@@ -214,8 +224,10 @@ def run(args: Sequence[str]) -> None:
         silos=tuple(map(located_silo, options.plan.silos)),
         reading=options.plan.reading.located(),
     )
-    if plan.silos and plan.data != default.data:
+    if plan.silos and plan.data not in (default.data, Plan.data):
         raise UserError("--silos and --data both say where the samples are: give one of them")
+    if options.print_config:
+        return print(settings.written(plan), end="")
     name = f"{kind.title()}-{_stem(plan)}"
     seeds = options.seeds or (plan.recipe.seed,)
     if len(set(seeds)) < len(seeds):

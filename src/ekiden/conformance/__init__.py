@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ekiden.base.errors import UserError
-from ekiden.base.outside import failure, source
+from ekiden.base.outside import failure, source, trust
 from ekiden.conformance import transport_rules
 from ekiden.conformance.class_rules import (
     cites_its_source,
@@ -34,6 +34,7 @@ from ekiden.conformance.run_rules import (
 )
 from ekiden.conformance.small_runs import Broken, Subject
 from ekiden.engine.method import Method
+from ekiden.methods import method_named
 from ekiden.transports import MakesTransport
 
 Check = Callable[[Subject], None]
@@ -87,17 +88,26 @@ def line(check: Callable[..., None]) -> str:
 
 
 def check(
-    kind: type[Method],
+    kind: type[Method] | Method | str,
     report: Callable[[Finding], None] = lambda finding: None,
     checks: Sequence[Check] = CHECKS,
 ) -> tuple[Finding, ...]:
     """Check a method against the contract. No mistake of the method raises an error here.
 
     Args:
-        kind: the method's class.
+        kind: the method's class, an instance, or a name as in `ekiden.run`.
         report: called with each finding as soon as it is there.
         checks: the checks to make.
+
+    Raises:
+        UserError: it is no class, or no method has this name.
     """
+    if isinstance(kind, str):
+        trust(kind)
+        kind = method_named(kind)
+    kind = type(kind) if isinstance(kind, Method) else kind
+    if not isinstance(kind, type):
+        raise UserError(f"{type(kind).__name__} is not a method: give its class or its name")
     subject = Subject(kind)
     published = kind.__module__.startswith("ekiden.methods.")
     findings: list[Finding] = []

@@ -234,7 +234,7 @@ class Cells:
             if pa.types.is_nested(kind.value_type) or isinstance(kind.value_type, pa.BaseExtensionType):
                 raise UserError(
                     f"column {name!r} of {self._source} holds categories of {kind.value_type}: write them as text, or "
-                    f"leave it out with --drop-columns {name}"
+                    f"leave it out with --drop-columns={name!r}"
                 )
             column = column.cast(kind.value_type)
             kind = kind.value_type
@@ -336,7 +336,7 @@ class Cells:
         if open_ is not None:
             raise UserError(
                 f"column {open_[0]!r} of {self._source} holds {open_[1]}, which may have decimals or thousands: say "
-                "which sign stands before decimals with --decimal point or --decimal comma"
+                "which sign stands before decimals with --decimal=point or --decimal=comma"
             )
         return "."
 
@@ -377,7 +377,7 @@ class Cells:
         if not self._delimiter and text.like(_WHOLE).all():
             tell(
                 f"{what} holds whole numbers stored as text, which are read as numbers: if they are codes, take them "
-                f"as categories with --categorical-columns {name}"
+                f"as categories with --categorical-columns={name!r}"
             )
         if text.like(_WHOLE).any():
             self._look_for_large(name, values)
@@ -398,10 +398,10 @@ class Cells:
             return _floats(days), ISO
         numeric = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean)
         if pa.types.is_temporal(kind):
-            raise UserError(f"{what} holds {kind}: leave it out with --drop-columns {name}")
+            raise UserError(f"{what} holds {kind}: leave it out with --drop-columns={name!r}")
         if not any(test(kind) for test in numeric):
             raise UserError(
-                f"{what} holds {kind}, neither numbers nor text: leave it out with --drop-columns {name}, or name it "
+                f"{what} holds {kind}, neither numbers nor text: leave it out with --drop-columns={name!r}, or name it "
                 "with --image-column or --array-column"
             )
         if pa.types.is_boolean(kind):
@@ -438,11 +438,11 @@ class Cells:
             raise UserError(
                 f"column {name!r} of {self._source} holds text ({text.shown(odd)}), but {kind} are expected: correct it"
             )
-        marks = " ".join(_quoted(text.texts[k]) for k in np.flatnonzero(odd)[:_SHOWN])
+        marks = [text.texts[k] for k in np.flatnonzero(odd)[:_SHOWN]]
         raise UserError(
             f"column {name!r} of {self._source} holds {kind}, but also text ({text.shown(odd)}): correct it, say that "
-            f"it marks missing values with --missing {marks}, or take all as categories with --categorical-columns "
-            f"{name}"
+            f"it marks missing values with --missing={marks}, or take all as categories with "
+            f"--categorical-columns={name!r}"
         )
 
     def _refuse_almost_numbers(self, name: str, text: _Text) -> None:
@@ -457,23 +457,23 @@ class Cells:
             if which.any() and text.share(which | number) >= 0.5:
                 raise UserError(
                     f"column {name!r} of {self._source} holds {what} ({text.where(int(np.argmax(which)))}): write "
-                    f"plain numbers, leave it out with --drop-columns {name}, or take it as categories with "
-                    f"--categorical-columns {name}"
+                    f"plain numbers, leave it out with --drop-columns={name!r}, or take it as categories with "
+                    f"--categorical-columns={name!r}"
                 )
         united = text.like(rf"^{_ANY}\s*[A-Za-zµ°/]+$")
         units = {re.sub(r"[\d.,' +-]", "", text.texts[k]) for k in np.flatnonzero(united)}
         if united.sum() > _MANY and len(units) == 1 and text.share(united | number) >= 0.5:
             raise UserError(
                 f"column {name!r} of {self._source} holds numbers with a unit ({text.where(int(np.argmax(united)))}): "
-                f"write plain numbers, or take it as categories with --categorical-columns {name}"
+                f"write plain numbers, or take it as categories with --categorical-columns={name!r}"
             )
 
     def _look_for_large(self, name: str, values: Floats) -> None:
         if (np.abs(values[np.isfinite(values)]) > _EXACT).any():
             tell(
                 f"column {name!r} of {self._source} holds whole numbers above 2^53, which lose digits: if they are "
-                f"codes, take them as categories with --categorical-columns {name}, or leave them out with "
-                f"--drop-columns {name}"
+                f"codes, take them as categories with --categorical-columns={name!r}, or leave them out with "
+                f"--drop-columns={name!r}"
             )
 
     def _shown(self, column: Any, name: str) -> Any:
@@ -529,7 +529,7 @@ def warn_of_marks(values: Floats, what: str, *, dates: bool = False) -> None:
             between = " to ".join(iso(int(v * DAY), whole=True) if dates else f"{v:.6g}" for v in (low, high))
             tell(
                 f"{what} holds {shown} in {count} row{'s' * (count > 1)}, far from its other values ({between}): if it "
-                f"marks missing values, say so with --missing {shown}"
+                f"marks missing values, say so with --missing={shown!r}"
             )
 
 
@@ -558,7 +558,3 @@ def _float(text: str) -> float | None:
 
 def _short(text: str) -> str:
     return repr(text if len(text) <= 40 else f"{text[:37]}...")
-
-
-def _quoted(text: str) -> str:
-    return text if re.fullmatch(r"[\w.+-]*\w", text) else repr(text)

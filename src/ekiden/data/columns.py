@@ -87,9 +87,7 @@ class Reading(Checked):
 
     def __post_init__(self) -> None:
         if self.pixel_window and (len(self.pixel_window) != 2 or not self.pixel_window[0] < self.pixel_window[1]):
-            raise UserError(
-                f"--pixel-window takes two values, low and high, not {' '.join(map(str, self.pixel_window))}"
-            )
+            raise UserError(f"--pixel-window needs two values, low and high, not {list(self.pixel_window)}")
         if sum(map(bool, (self.image_column, self.text_column, self.array_column))) > 1:
             raise UserError("give one of --image-column, --text-column and --array-column: a sample is of one kind")
         if named := [c for c in self.drop_columns if c in self.feature_columns]:
@@ -97,7 +95,7 @@ class Reading(Checked):
         own = (self.image_column, self.text_column, self.array_column, *self.label_column)
         own = (*own, self.group_column, self.subject_column, self.time_column)
         if twice := next((c for c in own if c and own.count(c) > 1), None):
-            raise UserError(f"column {twice!r} cannot be two things: give each flag its own column")
+            raise UserError(f"column {twice!r} cannot be two things: name each column once")
 
     def chosen(self) -> dict[str, Any]:
         """Return the options that differ from the defaults, as plain values."""
@@ -131,8 +129,9 @@ class Reading(Checked):
             own = getattr(self, name)
             several = name in ("feature_columns", "categorical_columns")
             if own and name != "missing" and (not set(own) <= set(value) if several else own != value):
-                flag, shown = name.replace("_", "-"), " ".join(own) if isinstance(own, tuple) else own
-                raise UserError(f"--{flag} {shown} and the schema {self.schema} differ: leave out --{flag}")
+                flag = name.replace("_", "-")
+                given = list(own) if isinstance(own, tuple) else own
+                raise UserError(f"--{flag}={given!r} and the schema {self.schema} differ: leave out --{flag}")
         told["feature_columns"] = tuple(features)
         told["categorical_columns"] = tuple(name for name in told["categorical_columns"] if name in features)
         told["missing"] = tuple(dict.fromkeys((*self.missing, *told["missing"])))
@@ -162,7 +161,7 @@ class Reading(Checked):
     def images(self, size: int | None) -> Images:
         """Return what images become."""
         if self.fit == "crop" and not size:
-            raise UserError("--fit crop needs --size, the size to cut out")
+            raise UserError("--fit=crop needs --size, the size to cut out")
         return Images(size or 0, self.fit, self.pixel_window, self.colour)
 
 
@@ -211,7 +210,7 @@ def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
     targets = reading.label_column or _label(table, usual)
     if not targets and not reading.text_column:
         raise UserError(
-            f"{source} has no column 'label': say which one holds the labels (--label-column, label_column=); it has: "
+            f"{source} has no column 'label': say which one holds the labels (--label-column); it has: "
             f"{', '.join(table.column_names)}."
         )
     domain, group = (

@@ -102,8 +102,8 @@ def _order(dates: Sequence[Date], what: str, order: str, where: Callable[[int], 
         return "day-first"
     if not order:
         raise UserError(
-            f"{what} holds {where(0)}, which may begin with the day or with the month: say which with --dates "
-            f"day-first or --dates month-first, or write {ISO}"
+            f"{what} holds {where(0)}, which may begin with the day or with the month: say which with "
+            f"--dates=day-first or --dates=month-first, or write {ISO}"
         )
     return order
 

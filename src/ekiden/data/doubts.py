@@ -56,7 +56,7 @@ def ids_among_features(raws: Sequence[Raw]) -> None:
         tell(
             f"{'columns' if several else 'column'} {', '.join(found[:_SHOWN])} of {raws[0].source} "
             f"{'look like ids' if several else 'looks like an id'}, which a model learns by heart: leave out ids "
-            f"(--drop-columns {first}), and name the column of patients, writers or devices by --subject-column"
+            f"(--drop-columns={first!r}), and name the column of patients, writers or devices by --subject-column"
         )
 
 

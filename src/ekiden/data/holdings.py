@@ -153,7 +153,7 @@ def check_class_folders(parts: Sequence[Path], kind: type[Inputs]) -> None:
     tables = [path.name for part in folders for path in sorted(part.glob("*")) if path.suffix in _TABLES]
     if tables and not images:
         raise UserError(
-            f"{folders[0]} is a folder of tables ({tables[0]}, ...): name one with --data, or the folder with --silos "
+            f"{folders[0]} is a folder of tables ({tables[0]}, ...): name one of them, or give the folder as --silos "
             "if each is a silo"
         )
     depth = max((len(above) for above in images), default=0)
@@ -381,7 +381,7 @@ def _without_table(part: Path, reading: Reading) -> Raw:
         if found := _pair(part, reading):
             return found
         if reading.names_columns:
-            raise UserError(f"{part} is a folder of images, which has no columns: leave out the flags of columns")
+            raise UserError(f"{part} is a folder of images, which has no columns: name no column")
         return read(part, columns.kind_of(reading))
     if reading.sample_kind:
         raise UserError(f"{part} holds arrays, not {columns.kind_of(reading).words}: leave out --sample-kind")
@@ -461,7 +461,7 @@ def named_silos(given: Sequence[str]) -> dict[str, Path]:
             raise UserError(f"{paths[0]} holds no folder and no file of a silo: put one for each silo there")
         paths = found
     if len(paths) == 1:
-        raise UserError(f"a federation needs two silos or more: give several after --silos, or use --data {paths[0]}")
+        raise UserError(f"a federation needs two silos or more: {paths[0]} alone is one data set (--data)")
     stems = [silo_name(p.name if p.is_dir() else p.stem) for p in paths]
     if len(set(stems)) < len(stems):
         stems = [silo_name(f"{p.parent.name}-{s}") for p, s in zip(paths, stems, strict=True)]

@@ -240,7 +240,7 @@ def agree(table: Table, told: Sequence[ColumnSums]) -> Table:
         warnings.warn(
             f"column{'s' * several} {', '.join(map(repr, constant))} {'have' if several else 'has'} one value in all "
             f"training rows, so a model learns nothing from {'them' if several else 'it'}: leave "
-            f"{'them' if several else 'it'} out with --drop-columns {' '.join(constant)}",
+            f"{'them' if several else 'it'} out with --drop-columns={constant}",
             DataWarning,
             stacklevel=2,
         )

@@ -333,7 +333,7 @@ class Natural:
         if dataset.train.group is None:
             raise UserError(
                 f"{dataset.name!r} has no natural owners: use another partition, such as iid, or name the column of a "
-                "table that says which silo a row belongs to (--group-column, group_column=)."
+                "table that says which silo a row belongs to (--group-column)."
             )
         _, owner, sizes = np.unique(numpy(dataset.train.group), return_inverse=True, return_counts=True)
         if clients > len(sizes):

@@ -181,9 +181,7 @@ class _Request:
         """Return the data set of this name, or at this path."""
         if _is_function(self.name):
             if self.reading != Reading():
-                raise UserError(
-                    f"{self.name} makes the samples itself: leave out the flags that say how files are read"
-                )
+                raise UserError(f"{self.name} makes the samples itself: leave out what says how files are read")
             return meant(
                 _dataset_of(outside.call(self.name, "ekiden.datasets"), self.name, self.size, self.task), self.task
             )

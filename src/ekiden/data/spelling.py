@@ -59,8 +59,8 @@ def refuse_spellings(names: Mapping[str, Mapping[str, Mapping[str, int]]]) -> No
     """
     if pairs := _pairs(names):
         raise UserError(
-            f"{pairs}: names that differ in case or blanks only. Take them as one by --spelling merge (spelling in "
-            "Python and silo.toml), or as different by --spelling keep"
+            f"{pairs}: names that differ in case or blanks only. Take them as one by --spelling=merge (spelling in "
+            "silo.toml), or as different by --spelling=keep"
         )
 
 
@@ -146,7 +146,7 @@ def check_numbering(raws: Sequence[Raw], silos: Sequence[str], how: Spelling) ->
     if not (line := numbered_from_two(held)):
         return
     if not raws[0].given:
-        raise UserError(f"{line}: number them alike, or take them as they are by --spelling keep")
+        raise UserError(f"{line}: number them alike, or take them as they are by --spelling=keep")
     warnings.warn(f"{line}: check that a number means the same everywhere", DataWarning, stacklevel=3)
 
 

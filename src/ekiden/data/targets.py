@@ -46,8 +46,8 @@ def targets(
     chosen = wanted if isinstance(wanted, Task) else _guess(raws)
     if first.kind.unlabelled and not first.targets and not isinstance(chosen, LanguageModelling):
         raise UserError(
-            f"{first.source} has no column 'label': say which one holds the labels (--label-column, label_column=), "
-            "or learn the texts themselves by --task language-modelling"
+            f"{first.source} has no column 'label': say which one holds the labels (--label-column), "
+            "or learn the texts themselves by --task=language-modelling"
         )
     if isinstance(chosen, LanguageModelling) and not first.given:
         if not first.kind.unlabelled:
@@ -89,8 +89,8 @@ def _guess(raws: Sequence[Raw]) -> Task:
     if len(different) > _MANY or (len(different) > _SEVERAL and rows < _SELDOM * len(different)):
         shown = f"the label {raws[0].targets[0]!r}" if raws[0].targets else "the label"
         raise UserError(
-            f"{shown} of {raws[0].source} has {len(different)} different whole numbers: use --task regression if they "
-            "are numbers to predict, or --task classification if they are classes (in Python task=)"
+            f"{shown} of {raws[0].source} has {len(different)} different whole numbers: use --task=regression if they "
+            "are numbers to predict, or --task=classification if they are classes"
         )
     return task
 
@@ -198,11 +198,11 @@ def _read(raw: Raw, like: Dataset | None) -> _Labels:
     """Return the labels of one part with its own names."""
     label = raw.label
     if raw.targets and label.ndim > 1:
-        raise UserError("classification has one label per sample: name one --label-column, or use --task multi-label")
+        raise UserError("classification has one label per sample: name one --label-column, or use --task=multi-label")
     if label.dtype.kind == "f" and not raw.positions:
         if (label != np.floor(label)).any():
             row = int(np.flatnonzero(label != np.floor(label))[0])
-            raise UserError(f"the label in {raw.where(row)} is {label[row]}, not a class: use --task regression")
+            raise UserError(f"the label in {raw.where(row)} is {label[row]}, not a class: use --task=regression")
         label = label.astype(np.int64)
     values = not raw.classes and (not raw.positions or like is not None)
     if _are_names(label) or (values and label.dtype.kind == "i"):

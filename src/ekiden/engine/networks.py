@@ -269,7 +269,7 @@ def read_model(folder: Path, name: str, build: Callable[[], nn.Module]) -> Weigh
         models = (*folder.glob("model.safetensors"), *folder.glob("personal/*.safetensors"))
         present = sorted(str(p.relative_to(folder)) for p in models)
         hint = f"it has {', '.join(present)}" if present else "run `ekiden resume` first"
-        hint += ": choose one by --client NAME" if any("personal" in file for file in present) else ""
+        hint += ": choose one by --client" if any("personal" in file for file in present) else ""
         raise UserError(f"{folder} has no {name}: {hint}") from None
     except (SafetensorError, OSError, ValueError, Damaged) as error:
         raise UserError(f"{file} is damaged or not a safetensors file ({error}): run it again") from None

@@ -27,7 +27,7 @@ def resolved_hardware(hardware: Hardware, workers: int, build: Callable[[], nn.M
     """Replace defaults that depend on the machine and the network, so that the run folder says what was used."""
     require(workers > 0, "workers", workers, "1 or more")
     if reason := why_unusable(hardware.device):
-        raise UserError(f"device {hardware.device!r} cannot be used here ({reason}): try --device cpu")
+        raise UserError(f"device {hardware.device!r} cannot be used here ({reason}): try --device=cpu")
     if hardware.threads:
         return hardware
     small = sum(p.numel() for p in build().parameters()) < 1_000_000
@@ -158,7 +158,7 @@ def check_model(worker: Worker, data: FederatedData) -> None:
     if not isinstance(out, torch.Tensor) or out.shape != wanted:
         found = _own(tuple(out.shape[1:]), extra) if isinstance(out, torch.Tensor) else type(out).__name__
         if task.kind != "classification":
-            kinds = {"language-modelling": "a causal language model, --model hf:FOLDER", "segmentation": "--model unet"}
+            kinds = {"language-modelling": "a causal language model, --model=hf:FOLDER", "segmentation": "--model=unet"}
             other = kinds.get(task.kind, "another --model")
             needs = f"{task.kind} with these data needs {wanted[1:]}"
             raise UserError(f"the model gives {found} per sample, but {needs}: choose {other}")

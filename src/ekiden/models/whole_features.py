@@ -408,7 +408,7 @@ class PatchFeatures(WholeFeatures):
         for x in batches:
             if not self._are_bytes(x):
                 raise UserError(
-                    "--dictionary all needs images of bytes, or of numbers from 0 to 1, since all clients must scale "
+                    "--dictionary=all needs images of bytes, or of numbers from 0 to 1, since all clients must scale "
                     "them alike: leave it out, or divide the images by their largest value"
                 )
             images = self._bytes(x)

@@ -93,7 +93,7 @@ class Plan(Checked, Generic[M]):
             if given is not None:
                 if self.partition != "auto" or self.clients is not None or self.reading != Reading():
                     raise UserError(
-                        f"{self.data} says which silo holds what: leave out --partition, --clients and flags of columns"
+                        f"{self.data} says which silo holds what: leave out --partition, --clients and columns"
                     )
                 if self.task not in ("auto", given.dataset.task.kind):
                     raise UserError(

@@ -569,7 +569,7 @@ def tensorboard(runs: Sequence[Summary], folder: Path) -> None:
         if places.count(place) > 1:
             raise UserError(f"two of these runs would be written to {place}: write them to different folders")
         if any(place.glob("*")):
-            raise UserError(f"{place} is not empty: give --tensorboard another folder")
+            raise UserError(f"{place} is not empty: give another folder")
     for run, place in zip(runs, places, strict=True):
         try:
             with SummaryWriter(str(place)) as writer:

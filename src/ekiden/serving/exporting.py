@@ -216,7 +216,7 @@ def save_backbone(model: LoadedModel, x: Tensor, folder: Path) -> bool:
         ours, theirs = features(x), again(x)
     if float((ours - theirs).abs().max()) > _APART * float(ours.abs().max()):
         raise UserError(
-            "the body of the network cannot be written for transformers, because its outputs would differ: use --to pt2"
+            "the body of the network cannot be written for transformers, because its outputs would differ: use --to=pt2"
         )
     return True
 
@@ -316,7 +316,7 @@ def export(
 
 def _check_format(to: str) -> None:
     if to == "torchscript":
-        raise UserError("PyTorch has deprecated TorchScript: use --to pt2 (torch.export), which replaces it")
+        raise UserError("PyTorch has deprecated TorchScript: use --to=pt2 (torch.export), which replaces it")
     if to not in FORMATS:
         raise unknown("format", to, FORMATS)
 
@@ -425,14 +425,14 @@ def _onnx(model: LoadedModel, file: Path) -> Program:
         raise UserError(f"ONNX needs an extra: {_EXTRA}") from None
     size = sum(value.numel() * value.element_size() for value in model.state_dict().values())
     if size > _LARGEST:
-        raise UserError(f"the model has {size:,} bytes, but an ONNX file holds at most 2 GB: use --to pt2")
+        raise UserError(f"the model has {size:,} bytes, but an ONNX file holds at most 2 GB: use --to=pt2")
     program = _traced(model)
     names = part_names(model.inputs) if isinstance(model.inputs, Table) else ["input"]
     with _quiet():
         try:
             made = torch.onnx.export(program, dynamo=True, input_names=names, output_names=["output"], verbose=False)
         except Exception as error:  # of an operator that ONNX lacks; all kinds
-            raise UserError(f"the network cannot be written as ONNX ({_first(error)}): use --to pt2") from error
+            raise UserError(f"the network cannot be written as ONNX ({_first(error)}): use --to=pt2") from error
         assert made is not None, "the dynamo exporter returns a program"
         if isinstance(model.inputs, Table):
             take_columns(made.model, model.inputs)

@@ -134,8 +134,8 @@ class _Unknown:
 
     def __call__(self) -> nn.Module:
         raise UserError(
-            f"the run trained its own network ({self.model}): give it, network=THE_MODULE_OR_WHAT_MAKES_IT; on "
-            "the command line --network FILE.py:NAME"
+            f"the run trained its own network ({self.model}): give it by --network, a module or what "
+            "makes it (FILE.py:NAME on the command line)"
         )
 
 

@@ -3,43 +3,24 @@
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cache
 from itertools import product
 from math import isfinite
 from pathlib import Path
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin
 
-from ekiden import models
 from ekiden.base import outside
-from ekiden.base.checks import made
 from ekiden.base.errors import UserError, at, unknown
-from ekiden.base.settings import Hardware, Training
-from ekiden.data import Reading, parse
-from ekiden.data.holdings import located_silo
 from ekiden.data.tasks import KINDS
 from ekiden.engine.method import Method
 from ekiden.methods import LAP, METHODS, method_named
-from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan
+from ekiden.runs.settings import common_settings, hyperparameters, plan_of
 
-Values = Mapping[str, Any]
-_PARTS: dict[str, type[Any]] = {"reading": Reading, "training": Training, "hardware": Hardware}
 Entry = dict[str, Any]
-
-
-@cache
-def common_settings() -> dict[str, Any]:
-    """Return the type of every setting that all methods share, by its name."""
-    own = {k: v for k, v in (_hints(Plan) | _hints(Recipe)).items() if k not in ("recipe", "method", "seed", *_PARTS)}
-    return own | _hints(Reading) | _hints(Training) | _hints(Hardware)
-
-
-def hyperparameters(kind: type[Method]) -> dict[str, Any]:
-    """Return the type of every hyperparameter of a method, by its name."""
-    return _hints(kind)
 
 
 @cache
@@ -54,36 +35,6 @@ def is_grid(name: str, value: object) -> bool:
         return False
     one_is_a_list = _origin(common_settings().get(name)) is tuple
     return not one_is_a_list or any(isinstance(v, list) for v in value)
-
-
-def plan_of(method: str, values: Values) -> Plan[Method]:
-    """Return the plan of `method` with these settings, with one thread unless they say otherwise."""
-    kind = method_named(method)
-    hints = common_settings() | hyperparameters(kind)
-    for name in values:
-        if name not in hints:
-            raise unknown(f"setting of {kind.title()}", name, hints)
-    given = {"threads": 1, **values}
-
-    def of(part: type[Any]) -> dict[str, Any]:
-        return {f.name: given[f.name] for f in fields(part) if f.name in given}
-
-    parts = {name: made(part, of(part)) for name, part in _PARTS.items()}
-    recipe = made(Recipe, of(Recipe) | {"training": parts.pop("training"), "method": made(kind, of(kind))})
-    plan = made(Plan, of(Plan) | parts | {"recipe": recipe})
-    places = tuple(map(located_silo, plan.silos))
-    plan = replace(plan, data=outside.located(plan.data), silos=places, reading=plan.reading.located())
-    if plan.recipe.model != "auto":
-        models.check_name(plan.recipe.model)
-    if plan.partition != "auto":
-        parse(plan.partition)
-    return plan
-
-
-@cache
-def _hints(kind: type[Any]) -> dict[str, Any]:
-    hints = get_type_hints(kind)
-    return {f.name: hints[f.name] for f in fields(kind)}
 
 
 def _origin(hint: Any) -> Any:
@@ -292,7 +243,7 @@ def parsed(content: str, name: str, budget: str, where: str) -> Experiment:
             values = tomllib.loads(content)
         except tomllib.TOMLDecodeError as error:
             raise UserError(f"it is not valid TOML: {error}") from None
-        _trust(values)
+        outside.trust_all(values)
         for key in values:
             if key not in _TOP:
                 raise unknown("entry", key, _TOP)
@@ -321,15 +272,6 @@ def parsed(content: str, name: str, budget: str, where: str) -> Experiment:
             methods_in_rows=in_rows,
             paired=_paired(values.get("paired", []), [entry["label"] for entry in (rows if in_rows else columns)]),
         )
-
-
-def _trust(value: object) -> None:
-    """Trust the Python files that an experiment file names, because the user runs that file."""
-    if isinstance(value, dict | list):
-        for part in value.values() if isinstance(value, dict) else value:
-            _trust(part)
-    elif isinstance(value, str):
-        outside.trust(value)
 
 
 def _content(path: Path) -> str:
@@ -435,7 +377,7 @@ def _cell(
             return cell
         if not method:
             raise UserError("neither row nor column names a method")
-        plan, scaled = budget.scale(plan_of(method, _merged(method_named(method), layers)))
+        plan, scaled = budget.scale(plan_of(method, {"threads": 1} | _merged(method_named(method), layers)))
         if metric not in METRICS:  # it is measured only if the file asks for it
             plan = replace(plan, recipe=replace(plan.recipe, metric=metric))
         if metric == "client_mean_trained" and plan.recipe.evaluate_on != "own":

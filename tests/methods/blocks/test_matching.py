@@ -147,5 +147,5 @@ def test_what_is_refused() -> None:
     with pytest.raises(UserError, match="NaN"):
         best(torch.tensor([[float("inf")]]))
     for changes in ({"gamma": 0}, {"sigma": 0}, {"sigma0": -1}, {"sweeps": -1}):
-        with pytest.raises(UserError, match=f"--{next(iter(changes))}"):
+        with pytest.raises(UserError, match=f"{next(iter(changes))}"):
             Process(**({"gamma": 1.0} | changes))  # type: ignore[arg-type]

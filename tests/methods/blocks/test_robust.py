@@ -89,7 +89,7 @@ def test_what_makes_no_sense_is_refused_before_anything_runs(method: Method, say
     "changes", [{"combine": "median", "combine_heads": "class-wise"}, {"clip_update": 1.0, "init": "different"}]
 )
 def test_average_refuses_what_does_not_go_together(changes: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"--combine-heads mean|common initial model"):
+    with pytest.raises(UserError, match=r"combine_heads='mean'|common initial model"):
         Average(**changes)
 
 

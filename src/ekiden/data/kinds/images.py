@@ -259,8 +259,8 @@ def _check_levels(silos: dict[Hashable, list[int]], levels: Sequence[int | None]
         if deep and max(deep) < _FEW << 8:
             raise UserError(
                 f"images in {silo} have 16 bits and values up to {max(deep)} only, so that 8 bits would hold "
-                f"{(max(deep) >> 8) + 1} grey levels: say which values become black and white, as in --pixel-window 0 "
-                f"{max(deep)}"
+                f"{(max(deep) >> 8) + 1} grey levels: say which values become black and white, as in "
+                f"--pixel-window=[0, {max(deep)}]"
             )
 
 
@@ -277,7 +277,7 @@ def _unlike(
     if channels == 3 and images.colour == "auto" and 0 < len(grey) < len(silos):
         lines.append(
             f"all images in {_first(grey)} are grey, and others have colour: grey values are repeated in three "
-            "channels; --colour grey makes all images grey"
+            "channels; --colour=grey makes all images grey"
         )
     deep = [silo for silo, places in silos.items() if all(levels[place] is not None for place in places)]
     flat = [silo for silo, places in silos.items() if all(levels[place] is None for place in places)]
@@ -364,7 +364,7 @@ def _in_channels(image: Image.Image, channels: int, strict: bool) -> Image.Image
     grey = image.convert("L")
     if strict and (np.asarray(image) != np.asarray(grey)[:, :, None]).any():
         raise UserError(
-            "it is in colour, but the model was trained on grey images: convert it to grey, or train with --colour grey"
+            "it is in colour, but the model was trained on grey images: convert it to grey, or train with --colour=grey"
         )
     return grey
 
@@ -402,8 +402,8 @@ def _check_range(values: NDArray[np.float64], loaded: Loaded) -> None:
     least, most = float(np.nanmin(values)), float(np.nanmax(values))
     if least >= 0 and most <= 255 and not 0 < most <= 1:
         return
-    own = ", as in --pixel-window {:g} {:g} (what the file shows)".format(*loaded.window) if loaded.window else ""
+    own = ", as in --pixel-window=[{:g}, {:g}] (what the file shows)".format(*loaded.window) if loaded.window else ""
     raise UserError(
-        f"its pixels go from {least:g} to {most:g}: say which values become black and white by --pixel-window LOW HIGH"
-        f"{own}"
+        f"its pixels go from {least:g} to {most:g}: say which values become black and white by "
+        f"--pixel-window LOW HIGH{own}"
     )

@@ -241,7 +241,7 @@ def _same_columns(wanted: Sequence[str], found: Sequence[str], first: str, sourc
     if extra:
         raise UserError(
             f"{source} has the column{'s' * (len(extra) > 1)} {', '.join(map(repr, extra[:_SHOWN]))}, which "
-            f"{first} does not have: use --drop-columns {' '.join(extra[:_SHOWN])}"
+            f"{first} does not have: use --drop-columns={extra[:_SHOWN]}"
         )
 
 
@@ -257,7 +257,7 @@ def _kind(name: str, raws: Sequence[Raw]) -> str:
         row, value = _first(text, name)
         raise UserError(
             f"column {name!r} of {text.source} holds text ({value!r} in {text.row(row)}), but that of {other.source} "
-            f"numbers: correct it, or take it as categories everywhere with --categorical-columns {name}"
+            f"numbers: correct it, or take it as categories everywhere with --categorical-columns={name!r}"
         )
     if len(known) > 1:
         (form, one), (unlike, odd) = [*known.items()][:2]

@@ -4,13 +4,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from math import exp, isnan, nan, sqrt
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ekiden.base.errors import UserError
+from ekiden.base.checks import Checked, Range
 from ekiden.data.tasks.counting import FIXED, GROUPS, Counting, OfClasses, OfLabels, OfNumbers
 
 Interval = tuple[float, float]
@@ -83,7 +83,7 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Wanted(Checked):
     """Which thresholds are shown, in addition to 0.5 and Youden's.
 
     Attributes:
@@ -91,13 +91,8 @@ class Wanted:
         sensitivity: the least that the highest threshold must have.
     """
 
-    threshold: float | None = None
-    sensitivity: float = 0.95
-
-    def __post_init__(self) -> None:
-        for name, value in (("--threshold", self.threshold), ("--sensitivity", self.sensitivity)):
-            if value is not None and not 0 <= value <= 1:
-                raise UserError(f"{name} {value:g} is not a share: give a number from 0 to 1")
+    threshold: Annotated[float, Range(least=0, most=1)] | None = None
+    sensitivity: Annotated[float, Range(least=0, most=1)] = 0.95
 
 
 def figures(counting: Counting, numbers: Tensor, wanted: Wanted | None = None) -> Figures:

@@ -81,9 +81,9 @@ class Classification(VectorTask):
 def _hint(y: Tensor, n: int) -> str:
     """Return a hint about what else the labels may be."""
     if y.shape == (n,) and y.is_floating_point():
-        return '; numbers to predict need --task regression, task="regression" in Python'
+        return "; numbers to predict need --task=regression"
     if y.ndim == 2 and len(y) == n and bool((y.sum(1) == 1).all()):
-        return " (of one-hot rows, y.argmax(1)); labels of which several may be there need --task multi-label"
+        return " (of one-hot rows, y.argmax(1)); labels of which several may be there need --task=multi-label"
     return ""
 
 

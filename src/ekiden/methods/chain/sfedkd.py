@@ -101,7 +101,7 @@ class SFedKD(Method):
     def __post_init__(self) -> None:
         """Refuse a fixed order that would leave the same clients out in every round."""
         fair = self.participation == 1 or self.order == "random"
-        require(fair, "participation", self.participation, "1, unless --order random")
+        require(fair, "participation", self.participation, "1, unless --order=random")
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse an order that does not name the clients."""

@@ -151,7 +151,7 @@ class FedGram(FixedFeatures):
 
     def check_network(self, model: Size) -> None:
         """Refuse a dictionary for features without patches."""
-        self.refuse_without_patches(model, {"--dictionary all": self.dictionary == "all"})
+        self.refuse_without_patches(model, {"--dictionary=all": self.dictionary == "all"})
 
     def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int, task: Task) -> nn.Module:
         """Return a network of fixed features and a linear head."""
@@ -237,7 +237,7 @@ class FedGram(FixedFeatures):
     def settle(self, client: Client, model: Weights, moments: PatchMoments | None) -> Settled:
         """Set the features from some of the client's samples."""
         if self.dictionary == "all" and moments is None:
-            raise UserError("--dictionary all lost the moments of all clients' patches: start the run again")
+            raise UserError("--dictionary=all lost the moments of all clients' patches: start the run again")
         features = self.settled_by(client, model, moments and moments.parts)
         return features.tell()
 

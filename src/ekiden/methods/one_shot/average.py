@@ -68,10 +68,10 @@ class Average(OneShot):
         """Refuse class-wise options with a rule other than the mean, and a limit on steps without a common start."""
         if self.combine != "mean" and (self.combine_heads, self.running_variances) != ("mean", "mean"):
             raise UserError(
-                f"--combine {self.combine} goes with --combine-heads mean and --running-variances mean: leave these out"
+                f"--combine {self.combine} goes with --combine-heads=mean and --running-variances=mean: leave these out"
             )
         if self.clip_update and self.init != "same":
-            raise UserError("--clip-update bounds the step from the common initial model: leave out --init different")
+            raise UserError("--clip-update bounds the step from the common initial model: leave out --init=different")
 
     @property
     def needs(self) -> frozenset[Need]:

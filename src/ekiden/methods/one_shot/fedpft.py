@@ -99,7 +99,7 @@ class FedPFT(Method):
     def __post_init__(self) -> None:
         """Refuse an order for a star."""
         require(
-            self.topology == "chain" or self.order == "given", "order", self.order, "given, unless --topology chain"
+            self.topology == "chain" or self.order == "given", "order", self.order, "given, unless --topology=chain"
         )
 
     def check(self, clients: Sequence[str]) -> None:

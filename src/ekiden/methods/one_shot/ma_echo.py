@@ -123,7 +123,7 @@ class MAEcho(Method):
     def check(self, clients: Sequence[str]) -> None:
         """Refuse a C with which weights cannot sum to 1."""
         if self.weighting == "qp":
-            require_extra("methods", "--weighting qp", "clarabel")
+            require_extra("methods", "--weighting=qp", "clarabel")
         m = participants(len(clients), self.participation)
         wanted = f"at least 1/N = {1 / m:.4g}, so that the weights can sum to 1"
         require(self.weighting == "uniform" or self.bound * m >= 1 - 1e-9, "bound", self.bound, wanted)

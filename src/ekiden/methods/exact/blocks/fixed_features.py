@@ -362,7 +362,7 @@ class FixedFeatures(Method):
         if not self.of_run or is_named(self.features):
             return self, model, pretrained
         if pretrained:
-            raise UserError("--features run:FOLDER has the values of that run: leave out --pretrained")
+            raise UserError("--features=run:FOLDER has the values of that run: leave out --pretrained")
         features, model, pretrained = named(self.features, model)
         return replace(self, features=features), model, pretrained
 

@@ -89,7 +89,7 @@ class FedKrylov(FixedFeatures):
         """The features must be known and the budget must be one; there is no pass for moments of patches."""
         self.check_features()
         if self.dictionary == "all":
-            raise UserError("--dictionary all needs one more pass, which FedGram makes: choose first or seed")
+            raise UserError("--dictionary=all needs one more pass, which FedGram makes: choose first or seed")
 
     def check_network(self, model: Size) -> None:
         """Refuse options for patches where the features have none."""

@@ -183,7 +183,7 @@ def _powers(clients: int) -> list[int]:
 def _torus(clients: int) -> Tensor:
     height = max(d for d in range(1, isqrt(clients) + 1) if clients % d == 0)
     if height < 2:
-        raise UserError(f"{clients} clients do not form a torus: take a number that is not prime, or --topology ring")
+        raise UserError(f"{clients} clients do not form a torus: take a number that is not prime, or --topology=ring")
     place = torch.arange(clients).view(height, -1)
     edges = torch.zeros(clients, clients, dtype=torch.bool)
     for axis in (0, 1):

@@ -175,7 +175,7 @@ def thin(network: nn.Module, width: float) -> nn.Module:
         if isinstance(layer, Dense):
             outputs, inputs = layer.weight.shape[:2]
             if before and isinstance(layer, nn.Linear) and inputs % before:
-                raise UserError(f"layer {name} does not read the layer before it: use --hidden-width 1")
+                raise UserError(f"layer {name} does not read the layer before it: use --hidden-width=1")
             fan = inputs // before if before and isinstance(layer, nn.Linear) else 1  # positions of a flattened map
             resize(
                 layer,
@@ -186,14 +186,14 @@ def thin(network: nn.Module, width: float) -> nn.Module:
         elif isinstance(layer, _BatchNorm | nn.GroupNorm) and layer.affine:
             resize_norm(layer, scaled(layer.weight.numel()))
         elif any(True for _ in layer.parameters(recurse=False)):
-            raise UserError(f"layer {name} is of a kind that cannot be made thin: use --hidden-width 1")
+            raise UserError(f"layer {name} is of a kind that cannot be made thin: use --hidden-width=1")
     return network
 
 
 def resize(layer: Dense, outputs: int, inputs: int) -> None:
     """Give a layer new zero weights of other numbers of outputs and inputs."""
     if isinstance(layer, nn.Conv2d) and layer.groups > 1:
-        raise UserError("a convolution in groups cannot be made thin: use --hidden-width 1")
+        raise UserError("a convolution in groups cannot be made thin: use --hidden-width=1")
     old = layer.weight
     layer.weight = nn.Parameter(old.new_zeros(outputs, inputs, *old.shape[2:]))
     if layer.bias is not None:

@@ -130,7 +130,7 @@ class FuseFL(Method):
                 self.result_network(network, 2).eval()(x)
             except RuntimeError as error:
                 raise UserError(
-                    f"thin blocks of this network do not fit each other ({error}): use --hidden-width 1"
+                    f"thin blocks of this network do not fit each other ({error}): use --hidden-width=1"
                 ) from None
 
     def run(self, fed: Fed, s: Levels) -> Iterator[State]:

@@ -138,7 +138,7 @@ class SPFL(Method):
     def __post_init__(self) -> None:
         if self.chain_order == "random" and self.length:
             raise UserError(
-                "--chain-order random makes chains of all clients: leave --length 0, or use --chain-order latin"
+                "--chain-order=random makes chains of all clients: leave --length=0, or use --chain-order=latin"
             )
         host_named(self.host)
 

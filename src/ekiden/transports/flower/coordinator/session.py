@@ -315,7 +315,7 @@ def _spelled(one: tuple[str, ...], other: tuple[str, ...]) -> str:
     alike = spellings({"one": dict.fromkeys(one, 1), "other": dict.fromkeys(other, 1)})
     pairs = ", ".join(" and ".join(said(repr(name), 60) for name, _ in ways) for ways in alike[:3])
     if pairs:
-        return f"{pairs} differ in case or blanks only: write them alike, or choose --spelling merge or --spelling keep"
+        return f"{pairs} differ in case or blanks only: write them alike, or choose --spelling=merge or --spelling=keep"
     numbers = all(name.isdecimal() for name in (*one, *other))
     if numbers and numbered_from_two({"one": set(map(int, one)), "other": set(map(int, other))}):
         return "some count classes from 0 and others from 1: number them alike"

@@ -89,9 +89,9 @@ def _check_method(file: SiloFile, method: Method) -> None:
     if method.title() != title:
         raise UserError(f"who has the model before a closing lap chooses the features, {why}: leave out {LAP}")
     if isinstance(method, FixedFeatures) and not method.seeded:
-        raise UserError(f"the first silo of {title} chooses the features, {why}: give --dictionary seed")
+        raise UserError(f"the first silo of {title} chooses the features, {why}: give --dictionary=seed")
     if isinstance(method, GLM) and method.family != "linear":
-        raise UserError(f"the last silo of {title} chooses where sums are taken, {why}: give --family linear")
+        raise UserError(f"the last silo of {title} chooses where sums are taken, {why}: give --family=linear")
     if isinstance(method, DeepAFL):
         raise UserError(f"the coordinator of {title} chooses the features, {why}: choose another method")
 

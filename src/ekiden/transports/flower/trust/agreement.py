@@ -269,7 +269,7 @@ def own_network(name: str, folder: Path) -> str:
     if outside.is_file(name):
         raise UserError(NO_CODE)
     if name.startswith("timm:"):
-        raise UserError("the run's network comes from a hub, which a silo does not ask: use --model hf:FOLDER")
+        raise UserError("the run's network comes from a hub, which a silo does not ask: use --model=hf:FOLDER")
     return f"hf:{_own(name.removeprefix('hf:'), folder)}" if name.startswith("hf:") else name
 
 
@@ -288,5 +288,5 @@ def _no_number(text: str) -> None:
 
 NO_CODE = (
     "the run's network is code in a file, which silos do not execute for others: install it at all parties as a "
-    "package (entry point ekiden.models), or use --model hf:FOLDER"
+    "package (entry point ekiden.models), or use --model=hf:FOLDER"
 )
