@@ -504,7 +504,7 @@ def _spelled(told: Sequence[ColumnSums], spelling: str) -> list[ColumnSums]:
     if spelling != "keep" and all(name.isdecimal() for one in told for name in one.classes):
         line = numbered_from_two({one.silo: set(map(int, one.classes)) for one in told})
         if line:
-            raise UserError(f"{line}: number them alike, or take them as they are by --spelling keep")
+            raise UserError(f"{line}: number them alike, or take them as they are by --spelling=keep")
     if spelling != "merge":
         return list(told)
     instead = {column: merging(each) for column, each in names.items()}
