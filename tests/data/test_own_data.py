@@ -615,7 +615,7 @@ MISTAKES: list[tuple[str, Any, dict[str, Any], str]] = [
     ("arrays of unlike length", bad(P, age=[[1.0] * (1 + k % 2) for k in range(60)]), DIED, "has 2 values, row 0 has 1 in row 1"),  # noqa: E501
     ("no lists in the array column", P, DIED | {"array_column": "age"}, "'age' of .* holds double, not lists of numbers"),  # noqa: E501
     ("too few rows", {k: v[:1] for k, v in P.items()}, DIED | {"task": "classification"}, "all labels|too few"),
-    ("--size for a table", P, DIED | {"size": 32}, "--size is the side of images, but the data are a table"),
+    ("--size for a table", P, DIED | {"size": 32}, "size is the side of images, but the data are a table"),
     ("a window of one value", P, DIED | {"pixel_window": (1.0,)}, "pixel_window needs two values, low and high"),
     ("min-count 0", P, DIED | {"min_count": 0}, "min_count 0 is out of range"),
     ("a group without a value", bad(P, ward=[None, *["a"] * 59]), DIED | {"group_column": "ward"}, "'ward' .* has no value in row 0"),  # noqa: E501

@@ -158,7 +158,7 @@ def test_sums_that_cannot_be_of_models() -> None:
 def test_rules_that_need_single_models_are_refused(kind: type[Any], blobs: FederatedData) -> None:
     for changes in ({"combine": "median"}, {"combine": "krum"}, {"combine": "geometric-median"}, {"clip_update": 1.0}):
         method = kind(rounds=1, weighting="uniform", secure=True, faulty=0, **changes)
-        with pytest.raises(UserError, match=r"--(combine|clip-update).* needs single models, --secure shows") as no:
+        with pytest.raises(UserError, match=r"(combine|clip_update).* needs single models, secure shows") as no:
             run(method, blobs, Tiny, **SETTINGS)
         assert "\n" not in str(no.value)
 

@@ -144,7 +144,7 @@ def test_records_of_other_settings(done: tuple[sweep.Sweep, Path], tmp_path: Pat
         sweep.plan_sweep(tmp_path / "table.toml", "paper", None, tmp_path / "kept.txt")
     other = tmp_path / "other.toml"
     other.write_text(TABLE)
-    with pytest.raises(UserError, match=r"keeps .*table\.toml at budget paper: give another file by --records"):
+    with pytest.raises(UserError, match=r"keeps .*table\.toml at budget paper: give another file by records"):
         sweep.plan_sweep(other, "paper", None, done[1])
 
 

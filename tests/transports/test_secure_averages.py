@@ -69,7 +69,7 @@ def test_without_masks_a_secure_run_is_refused_by_the_coordinator_and_by_silos(
 ) -> None:
     files, public = with_keys(tmp_path, NAMES)
     nodes = FakeNodes([replace(file, limits=replace(file.limits, unsealed=True)) for file in files])
-    method, refused = FedAvg(rounds=1, epochs=1, secure=True), "--secure needs masks, which only sealed runs have"
+    method, refused = FedAvg(rounds=1, epochs=1, secure=True), "secure needs masks, which only sealed runs have"
     with pytest.raises(UserError, match=refused) as no:
         far(method, nodes, tmp_path / "run", public, sealed=False)
     assert "\n" not in str(no.value)
