@@ -1,5 +1,6 @@
 """Ekiden: federated learning with few communications."""
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -128,7 +129,7 @@ def __getattr__(name: str) -> Any:
     if name in _WHERE:
         return getattr(import_module(f"ekiden.{_WHERE[name]}"), name)
     if not name[:1].isupper() or name not in (methods := _methods()):
-        raise AttributeError(f"module 'ekiden' has no attribute {name!r}")
+        raise AttributeError(f"module 'ekiden' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     return methods[name]
 
 

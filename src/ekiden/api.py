@@ -396,6 +396,12 @@ def as_federation(data: Any) -> FederatedData:
         return federate(data)
     if isinstance(data, Mapping):
         return federate(list(data.values()), names=list(data))
+    if isinstance(data, str | os.PathLike) or hasattr(data, "columns"):
+        given = "frame" if hasattr(data, "columns") else repr(os.fspath(data))
+        raise UserError(
+            f"data are not divided among clients yet: give ekiden.split(ekiden.load({given}), 'iid', 10), or a list "
+            "with the file or frame of each client"
+        )
     raise UserError(
         f"data cannot be of type {type(data).__name__}: give what ekiden.split or ekiden.federate returns, or a list "
         "(or a dict by names) with (inputs, labels) of each client"

@@ -14,7 +14,7 @@ from ekiden import models
 from ekiden.api import as_federation, with_metric
 from ekiden.base.checks import Range, checked
 from ekiden.base.errors import UserError, counted, unknown
-from ekiden.base.files import is_held
+from ekiden.base.files import is_held, path_of
 from ekiden.base.outside import require_extra
 from ekiden.data import NAMED, Dataset, Description, Iid, description, frames, load, split
 from ekiden.data.origin import coming_from
@@ -65,7 +65,8 @@ def resume(
     Raises:
         UserError: the data or the network are others, or the run is between machines.
     """
-    path, config = Path(folder), read_config(Path(folder))
+    path = path_of(folder)
+    config = read_config(path)
     trackers = (track,) if isinstance(track, str) else tuple(track)
     if config.get("on") == "flower":
         raise UserError(f"{path} is a run between machines: use `ekiden resume {path}` at its coordinator")
@@ -104,7 +105,7 @@ def evaluate(
     result = open_run(*_paths(folder), network=network)
     if is_silos(data):
         data = as_federation(data)
-        check_same_data(result.config, recipe_of(result.config["recipe"]).method, data, Path(folder))
+        check_same_data(result.config, recipe_of(result.config["recipe"]).method, data, path_of(folder))
     return result.evaluate(data, client=client, **columns)
 
 
@@ -114,7 +115,7 @@ def show(folder: Folder) -> str:
     Raises:
         UserError: it is not a run folder, or is damaged.
     """
-    return summary.as_text(summary.shown(Path(folder)))
+    return summary.as_text(summary.shown(path_of(folder)))
 
 
 def report(
@@ -250,7 +251,7 @@ def predict(
     """
     model = run
     if not isinstance(model, LoadedModel):
-        column = column or column_in(read_config(Path(model)))
+        column = column or column_in(read_config(path_of(model)))
         model = load_model(model, client=client, network=network)
     return predictions.predict(model, _paths(files), os.fspath(out), column=column, overwrite=overwrite)
 
@@ -330,7 +331,7 @@ def sweep(
     Raises:
         UserError: the file cannot be read, or runs failed; finished runs are kept.
     """
-    path, kept = Path(file), None if records is None else Path(records)
+    path, kept = path_of(file), None if records is None else Path(records)
     swept = sweeps.plan_sweep(path, budget, None if out is None else Path(out), kept)
     cells = sweeps.select(swept.experiment.cells, only, without)
     runs = {run.folder: run for run in swept.runs(cells)}
@@ -359,7 +360,7 @@ def sweep_results(folder: Folder) -> list[dict[str, Any]]:
     Raises:
         UserError: it is neither.
     """
-    return verdicts.as_rows(verdicts.collect(sweeps.opened(Path(folder))))
+    return verdicts.as_rows(verdicts.collect(sweeps.opened(path_of(folder))))
 
 
 def follow(folder: Folder, *, wait: bool = True) -> Iterator[Row]:
@@ -372,7 +373,7 @@ def follow(folder: Folder, *, wait: bool = True) -> Iterator[Row]:
     Raises:
         UserError: it is not a run folder, or is damaged.
     """
-    path, last = Path(folder), 0
+    path, last = path_of(folder), 0
     read_config(path)
     while True:
         works = wait and is_held(path / "lock")  # asked first: rows that come until the end are read below
@@ -403,8 +404,8 @@ def verify(folder: Folder, keys: Folder | None = None) -> dict[str, Any]:
     from ekiden.transports.flower.coordinator.verify import terms  # noqa: PLC0415
     from ekiden.transports.flower.coordinator.verify import verify as custody_of  # noqa: PLC0415
 
-    names = terms(Path(folder)).clients
-    found = custody_of(Path(folder), flower.read_keys(Path(keys), names) if keys else None)
+    names = terms(path_of(folder)).clients
+    found = custody_of(path_of(folder), flower.read_keys(Path(keys), names) if keys else None)
     if found.wrong:
         raise UserError(f"{folder} is not what the silos signed: {found.wrong[0]}")
     return {"hops": [asdict(hop) for hop in found.hops], "unproven": list(found.unproven), "result": bool(found.result)}
@@ -412,10 +413,10 @@ def verify(folder: Folder, keys: Folder | None = None) -> dict[str, Any]:
 
 def _paths(given: Folder | Sequence[Folder]) -> list[Path]:
     if isinstance(given, str | os.PathLike):
-        return [Path(given)]
+        return [path_of(given)]
     if not isinstance(given, Sequence) or not all(isinstance(one, str | os.PathLike) for one in given):
         raise UserError(f"give a path or a list of paths, not {type(given).__name__}")
-    return [Path(one) for one in given]
+    return [path_of(one) for one in given]
 
 
 def is_silos(data: Any) -> bool:

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from inspect import signature
 from itertools import product
 from math import sqrt
 from pathlib import Path
@@ -233,7 +234,7 @@ def study(
             raise unknown("setting in grid", name, known)
     labelled = dict(zip(_labels([one.method for one in base]), base, strict=True))
     tried = {label: _grid(one, grid or {}) for label, one in labelled.items()}
-    divided = {seed: as_federation(data(seed) if callable(data) else data) for seed in whole}
+    divided = {seed: as_federation(_of_seed(data, seed)) for seed in whole}
     place = None if folder is None else Path(folder)
     options: dict[str, Any] = {"hardware": hardware, "metric": metric, "workers": workers, "quiet": True}
     total = sum((len(each) if len(each) > 1 else 0) + 1 for each in tried.values()) * len(whole)
@@ -242,6 +243,17 @@ def study(
         best = {label: results.best(label, candidates) for label, candidates in tried.items()}
         runs = {label: results(label, one) for label, (_, one) in best.items()}
     return Study(runs, whole, {label: settings for label, (settings, _) in best.items()} if grid else {}, place)
+
+
+def _of_seed(data: Any, seed: int) -> Any:
+    """Return the data for a seed."""
+    if not callable(data):
+        return data
+    try:
+        signature(data).bind(seed)
+    except TypeError:
+        raise UserError("a function that gives the data takes one argument, the seed: lambda seed: ...") from None
+    return data(seed)
 
 
 @dataclass

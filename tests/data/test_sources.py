@@ -59,9 +59,7 @@ def test_size_resizes_as_pillow_does(digits: Dataset) -> None:
 def test_unknown_names_and_bad_sizes() -> None:
     fails("cifar11", r"unknown data set 'cifar11': did you mean 'cifar10'\?")
     fails("", "unknown data set ''")
-    fails(
-        "no/such/place", "no file or folder 'no/such/place': Known are a folder of class folders, or a file .parquet, "
-    )
+    fails("no/such/place", "no file or folder 'no/such/place': give a folder of class folders, or a file .parquet, ")
     fails("gone.parquet", "no file or folder 'gone.parquet'")
     fails("digits", "size is the side of the images in pixels, 1 or more; it is 0", size=0)
 

@@ -151,8 +151,8 @@ def spoiled(value: float) -> tuple[Tensor, Tensor]:
         (lambda: from_tensors([(torch.zeros(2), "cat"), (torch.zeros(2), 1)]), "y integers or names"),
         (lambda: from_tensors(5), "must be tensors"),  # type: ignore[arg-type]
         (lambda: from_tensors([(torch.zeros(2), 0), (torch.zeros(3), 0)]), r"differ in shape \(\(2,\), \(3,\)\)"),
-        (lambda: federate([]), "at least one silo"),
-        (lambda: federate([features()], features(), tests=[features()]), "either test or tests"),
+        (lambda: federate([]), "the list of silos is empty"),
+        (lambda: federate([features()], features(), tests=[features()]), "tests one for each: give one of them"),
         (lambda: federate([features()], tests=[]), "0 tests for 1 silos"),
         (lambda: federate([features()], names=["a", "b"]), "2 names for 1 silos"),
         (lambda: federate([features()] * 2, names=["a", "a"]), "two silos have the same name"),

@@ -525,7 +525,7 @@ def test_files_that_cannot_be_read(refused: Call) -> None:
         "empty.parquet": "empty.parquet",
         "folder": "folder/b/3.png",
         "nothing": "nothing",
-        "nowhere.parquet": "there is no file or folder 'nowhere.parquet': Known are a folder of class folders,",
+        "nowhere.parquet": "there is no file or folder 'nowhere.parquet': give a folder of class folders,",
         "god.parquet": "there is no file or folder 'god.parquet': did you mean 'good.parquet'?",
         "good.csv": "there is no file or folder 'good.csv': did you mean 'good.parquet'?",
     }.items():

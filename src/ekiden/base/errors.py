@@ -108,14 +108,38 @@ def warnings_as_lines() -> None:
     warnings.showwarning = show
 
 
+_MANY = 12  # names that a message lists in addition to the nearest one
+_MEANT = {
+    **dict.fromkeys(("label", "labels", "class", "classes", "target", "targets", "y", "outcome"), "label_column"),
+    **dict.fromkeys(("group", "site", "hospital"), "group_column"),
+    **dict.fromkeys(("subject", "patient", "patient_column"), "subject_column"),
+    **dict.fromkeys(("learning_rate", "eta"), "lr"),
+    **dict.fromkeys(("n_clients", "num_clients", "parties"), "clients"),
+    **dict.fromkeys(("arch", "network"), "model"),
+    **dict.fromkeys(("random_state", "random_seed"), "seed"),
+    **{"dataset": "data", "batch": "batch_size", "gpu": "device", "output": "out", "num_rounds": "rounds"},
+    **{"local_epochs": "epochs", "num_epochs": "epochs", "drop": "drop_columns", "validation": "val_fraction"},
+}
+"""What users of other libraries write, and our name for it."""
+
+
 def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
     """Return the error for a name that is not among `known`; its nearest match comes first."""
     known = sorted(known)
     if not known:
         return UserError(f"unknown {what} {name!r}: leave it out")
-    near = get_close_matches(name, known, n=1, cutoff=0.5)
+    near = nearest(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return UserError(f"unknown {what} {name!r}: {hint}Known: {', '.join(known)}.")
+    listed = "" if near and len(known) > _MANY else f"Known: {', '.join(known)}."
+    return UserError(f"unknown {what} {name!r}: {hint}{listed}".rstrip())
+
+
+def nearest(name: str, known: Iterable[str], n: int, cutoff: float = 0.6) -> list[str]:
+    """Return the known names that are meant by one that is not known: what others call it, or similar spellings."""
+    known = list(known)
+    meant = _MEANT.get(name.strip("-").replace("-", "_").lower(), "")
+    found = [one for one in known if one.lstrip("-").replace("-", "_") == meant]
+    return found or get_close_matches(name, known, n=n, cutoff=cutoff)
 
 
 @contextmanager

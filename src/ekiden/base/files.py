@@ -43,6 +43,13 @@ class Damaged(UserError):
     """A file that has changed since it was written."""
 
 
+def path_of(given: object) -> Path:
+    """Return the path that the caller of a public function means."""
+    if not isinstance(given, str | os.PathLike) or not os.fspath(given):
+        raise UserError(f"give a path, not {type(given).__name__ if given != '' else 'an empty text'}")
+    return Path(given)
+
+
 def safetensors_chunks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a safetensors file, piece by piece.
 

@@ -96,7 +96,7 @@ def _main() -> None:
     warnings_as_lines()
     args = sys.argv[1:]
     try:
-        if not args or args[0] in ("-h", "--help"):
+        if not args or args[0] in ("-h", "--help", "help"):
             print(_HELP, end="")
         elif args[0] == "--version":
             print(__version__)

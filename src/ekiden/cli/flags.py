@@ -7,7 +7,6 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType
@@ -23,7 +22,7 @@ from tyro.constructors import (
 )
 
 from ekiden.base.checks import hints_of
-from ekiden.base.errors import UserError, unknown
+from ekiden.base.errors import UserError, nearest, unknown
 from ekiden.engine.method import Method
 
 _LEFT = 26
@@ -242,7 +241,7 @@ def _refuse(event: mistakes.ParseErrorEvent, args: Sequence[str], prog: str, sho
             given = first.partition("=")[0]
             if not given.startswith("-"):
                 raise UserError(f"{given!r} belongs to no flag: {more}")
-            near = get_close_matches(given, [name for flag in flags(shown) for name in flag.names], n=3)
+            near = nearest(given, [name for flag in flags(shown) for name in flag.names], n=3)
             hint = f"did you mean {' or '.join(near)}? All flags: {prog} --help" if near else more
             raise UserError(f"unknown flag {given}: {hint}")
         case mistakes.MissingArgs(missing_arguments=missing):

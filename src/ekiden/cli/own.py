@@ -40,6 +40,8 @@ def new(options: NewOptions) -> None:
 
 def trust(options: TrustOptions) -> None:
     """`ekiden trust FILE...`."""
+    if not options.files:
+        raise UserError("name the Python files to trust")
     for file in options.files:
         outside.trust(f"{file}:")
         say(f"runs that name {file} may execute it, as it is now")

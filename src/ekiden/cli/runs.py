@@ -297,6 +297,9 @@ def data(options: DataOptions) -> None:
     """`ekiden data NAME [flags]`."""
     outside.trust(options.data)
     outside.trust(options.reading.sample_kind)
+    file = options.draw or Path("who-holds-what.png")
+    if file.suffix != ".png":
+        raise UserError(f"--draw {file}: the picture is a PNG file: give a name that ends in .png")
     plan: Plan[Any] = Plan(
         Recipe(METHODS[0](), seed=options.seed),
         options.data,
@@ -307,9 +310,9 @@ def data(options: DataOptions) -> None:
         reading=options.reading,
     )
     if schema := options.reading.schema:
-        file = Path(schema).expanduser()
-        if not file.exists():
-            return _draft(options, file)
+        study_file = Path(schema).expanduser()
+        if not study_file.exists():
+            return _draft(options, study_file)
         _check(options)
     federation = plan.federation()
     if options.table_one:
@@ -320,7 +323,6 @@ def data(options: DataOptions) -> None:
         return print_json(told.to_json())
     console.print(str(told), soft_wrap=True, highlight=False)
     console.print(datasets.table(federation))
-    file = options.draw or Path("who-holds-what.png")
     if options.draw is None and find_spec("matplotlib") is None:
         console.print('not drawn, which needs matplotlib: pip install "ekiden[report]"', soft_wrap=True)
         return

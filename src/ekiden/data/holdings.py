@@ -44,7 +44,7 @@ def find(path: Path) -> tuple[Path, Path | None]:
         near = get_close_matches(path.stem, there, n=1, cutoff=0.75)
         hint = f"did you mean {str(there[near[0]])!r}? " if near else ""
         kinds = f"a folder of class folders, or a file {', '.join(READABLE)}"
-        raise UserError(f"there is no file or folder {str(path)!r}: {hint}Known are {kinds}")
+        raise UserError(f"there is no file or folder {str(path)!r}: {hint}give {kinds}")
     if path.is_file():
         if path.suffix.lower() not in READABLE:
             raise UserError(

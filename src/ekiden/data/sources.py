@@ -457,14 +457,18 @@ def _origin(sources: Sequence[Any], names: Sequence[str], task: Task | str | Non
 
 def _check(silos: Any, test: Any, tests: Sequence[Any] | None, names: Sequence[str] | None) -> None:
     """Refuse arguments that do not have one entry for each silo."""
+    if isinstance(silos, Mapping):
+        raise UserError("federate needs a list of silos: give list(silos.values()) and names=list(silos)")
     one = isinstance(silos, Sequence) and len(silos) == 2 and all(isinstance(s, Tensor | np.ndarray) for s in silos)
     if one or isinstance(silos, str) or not isinstance(silos, Sequence):
         raise UserError(
             "federate needs a list with the samples of each silo, as in [(inputs, labels), (inputs, labels)]; "
             "ekiden.split divides one data set"
         )
-    if not len(silos) or (test is not None and tests is not None):
-        raise UserError("federate needs at least one silo, and either test or tests, not both.")
+    if not len(silos):
+        raise UserError("the list of silos is empty: give the samples of each, as in [(x, y), (x, y)]")
+    if test is not None and tests is not None:
+        raise UserError("test is one test set for all silos, tests one for each: give one of them")
     if isinstance(names, str):
         raise UserError(f"names is a list with a name for each silo, not {names!r}")
     for what, given in ("tests", tests), ("names", names):

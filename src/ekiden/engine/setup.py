@@ -39,7 +39,8 @@ def why_unusable(device: str) -> str:
     try:
         torch.empty(0, device=torch.device(device))
     except (RuntimeError, AssertionError) as error:
-        return str(error).split("\n")[0]
+        reason = str(error).split("\n")[0]
+        return "there is no such device" if reason.startswith("Expected one of") else reason
     return ""
 
 

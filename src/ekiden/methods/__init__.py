@@ -137,6 +137,8 @@ def method_named(name: str) -> type[Method]:
         if method.title() == plain:
             return method
     others = installed("ekiden.methods")
+    if name.endswith(".py"):
+        raise UserError(f"{name} may hold several classes: name one, {name}:CLASS")
     if name not in others and not is_file(name):
         raise unknown("method", name, (*(m.title() for m in METHODS), *others))
     kind = others[name].load() if name in others else load(name)

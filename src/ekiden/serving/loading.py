@@ -10,6 +10,7 @@ from torch import nn
 
 from ekiden.base import outside
 from ekiden.base.errors import UserError, at, unknown
+from ekiden.base.files import path_of
 from ekiden.data.kinds import from_json
 from ekiden.data.origin import said_in
 from ekiden.data.samples import FederatedData
@@ -39,7 +40,7 @@ def load_model(folder: str | os.PathLike[str], *, client: str = "", network: Mod
     Raises:
         UserError: there is no such model, or it does not fit the network.
     """
-    run = _Opened.of(Path(folder), network)
+    run = _Opened.of(path_of(folder), network)
     name = f"personal/{client}.safetensors" if client else "model.safetensors"
     _check_there(run, name, client)
     build = run.build.own if client else run.build
@@ -60,7 +61,7 @@ def open_run(folder: str | os.PathLike[str], *, network: ModelSource | None = No
     Raises:
         UserError: it is not a run folder, or is damaged.
     """
-    run = _Opened.of(Path(folder), network)
+    run = _Opened.of(path_of(folder), network)
     state = run.method.start()
     if (run.folder / "state.safetensors").exists():
         state, _, _ = read_state(run.folder, type(state), config_digest(read_config(run.folder)))

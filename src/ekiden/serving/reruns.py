@@ -12,6 +12,7 @@ from typing import Any
 
 from ekiden import api
 from ekiden.base.errors import UserError, unknown
+from ekiden.base.files import path_of
 from ekiden.data.samples import FederatedData
 from ekiden.engine.folder import data_digests, model_differences, model_digest, read_config
 from ekiden.engine.method import Method
@@ -124,7 +125,7 @@ class _Before:
 
 
 def _read(folder: str | os.PathLike[str]) -> _Before:
-    path = Path(folder)
+    path = path_of(folder)
     config = read_config(path)
     if config.get("on") == "flower":
         raise UserError(

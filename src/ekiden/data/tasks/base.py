@@ -182,7 +182,7 @@ class Task(Checked, ABC):
         own = _own_metric_of(self.metric)
         if own is not None:
             if own.name in known or own.name in _ROW or not own.name.isidentifier():
-                raise UserError(f"a metric of your own cannot be called {own.name!r}: give it another name")
+                raise UserError(f"a metric of your own cannot be called {own.name!r}: write a function, def NAME")
             return own
         name = str(self.metric)
         if name and name not in known:

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -27,6 +27,7 @@ from ekiden.authoring import (
     UserError,
     Weights,
 )
+from ekiden.base.checks import Range
 from ekiden.base.errors import unknown
 from ekiden.base.sums import FULL, LARGEST, AnySums, Rounding, measure, measure_targets, size, size_of_targets
 from ekiden.data.samples import Dataset, Subset
@@ -43,7 +44,7 @@ PREFIX = "run:"
 _NAMED = re.compile(r"run:[0-9a-f]{32}")
 _BODY = "features."
 _WRITTEN = re.compile(r"(\d+(?:\.\d+)?)(%|B|kB|MB|GB|)")
-_MOST_FEATURES = 10**6
+_MOST_FEATURES = 100_000
 _UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 Settled = tuple[Tensor, ...]
 """What the first client decides about the features; see `WholeFeatures.tell`."""
@@ -290,7 +291,7 @@ class FixedFeatures(Method):
     bytes: str = "M"
     """most bytes of a hand-off, or with several laps of the run divided by N - 1; they decide the number of features: M
     (as much as a model of the network), 5% (of that), 250kB, 11.5MB"""
-    width: CountOrZero = 0
+    width: Annotated[int, Range(least=0, most=_MOST_FEATURES)] = 0
     """D, number of features; 0: what `bytes` allows"""
     patch: str = "6"
     """p, side of the patches in pixels; several sides share the features, as in 5,8"""

@@ -314,7 +314,7 @@ def read(path: Path) -> SiloFile:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+        raise UserError(f"cannot read {path} ({error.strerror}): give the silo.toml of this silo") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
     sections: dict[str, type[Any]] = {
