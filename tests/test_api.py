@@ -147,7 +147,7 @@ def test_split_takes_spellings_and_samples(given: Any, partition: Any) -> None:
         (((X, Y), "iid", 2.0), "clients 2.0 is of the wrong type"),
         (
             (FRAME.drop(columns="label"), "iid"),
-            "train has no column 'label': say which one holds the labels (--label-column, label_column=)",
+            "train has no column 'label': say which one holds the labels (label_column)",
         ),
     ],
 )
