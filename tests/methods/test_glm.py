@@ -110,7 +110,7 @@ def test_what_a_family_does_not_explain_is_refused() -> None:
     rows = [slice(0, 100), slice(100, 200)]
     for family, label, why in (
         ("logistic", "days", "glm needs one class for each sample"),
-        ("poisson", "died", "--family poisson explains numbers"),
+        ("poisson", "died", "family poisson explains numbers"),
     ):
         with pytest.raises(UserError, match=why):
             run(GLM(family=family), held(label, rows))  # type: ignore[arg-type]

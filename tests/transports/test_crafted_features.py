@@ -316,7 +316,7 @@ ALL = FedGram(features="patches", patch="3", width=32, min_active=10, dictionary
         (FedGram(width=400, topology="star", **SAFE), {}, "has topology = 'star', client-0 allows only 'chain'"),
         (FedKrylov(width=400, min_active=10), {}, "the first silo of fedkrylov chooses the features"),
         (with_lap(FedSeq(epochs=1)), {}, r"chooses the features, .*: leave out \+lap"),
-        (GLM(), {}, "the last silo of glm chooses where sums are taken, .*: give --family=.linear"),
+        (GLM(), {}, "the last silo of glm chooses where sums are taken, .*: give family=.linear"),
         (DeepAFL(layers=1), {}, "the coordinator of deepafl chooses the features"),
     ],
 )
