@@ -108,7 +108,7 @@ def drawn(lines: Sequence[Line]) -> Table:
 def told(fed: FederatedData) -> list[ColumnSums]:
     """Return what silos on this machine tell about all their rows: those for training, validation and test."""
     if not isinstance(fed.dataset.inputs, kinds.Table):
-        raise UserError(f"table one is for tables, these samples are {fed.dataset.inputs.words}: leave out --table-one")
+        raise UserError(f"table one is for tables, these samples are {fed.dataset.inputs.words}: leave it out")
     return [_of_client(client, fed.dataset) for client in fed.clients]
 
 
