@@ -17,7 +17,8 @@ from ekiden.runs.settings import read, written
 Command = Callable[..., tuple[int, str]]
 
 
-FLAGS = "fedgram --data digits --clients 2 --partition iid --width 8 --model mlp --size 4 --seed 3".split()
+FLAGS = ["fedgram", "--data", "digits", "--clients", "2", "--partition", "iid"]
+FLAGS += ["--width", "8", "--model", "mlp", "--size", "4", "--seed", "3"]
 
 
 def test_what_is_printed_can_be_given_back(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
