@@ -61,6 +61,8 @@ def written(run: Summary) -> Plan[Method]:
 
 def _differ(found: Plan[Method], wanted: Plan[Method]) -> tuple[str, ...]:
     """Return the settings that differ, as text; of the hardware only those that change results beyond rounding."""
+    if found == wanted:
+        return ()
     there, here = flat(found), flat(wanted)
     return tuple(
         f"{k} is {there.get(k)} there, {here.get(k)} in the file"

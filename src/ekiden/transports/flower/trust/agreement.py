@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -181,6 +182,10 @@ class Agreement:
 
     def text(self) -> str:
         """Return the terms as JSON, the same text for the same terms."""
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:  # asked for several times with each message
         values = plain(self) | {"recipe": self.recipe.to_json()}
         return json.dumps(values, separators=(",", ":"), sort_keys=True)
 
