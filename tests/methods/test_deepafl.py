@@ -160,12 +160,13 @@ def test_networks_without_a_linear_classifier_are_refused() -> None:
 
 
 def test_sums_of_another_shape_or_type_are_refused() -> None:
+    one = LeastSquaresSums(torch.zeros(3, dtype=torch.int64), torch.zeros(2, 3, dtype=torch.int64))
     with pytest.raises(UserError, match="fit together"):
-        LeastSquaresSums(torch.zeros(5, dtype=torch.float64), torch.zeros(2, 3, dtype=torch.float64))
-    with pytest.raises(UserError, match="float64"):
-        LeastSquaresSums(torch.zeros(3), torch.zeros(2, 3))
-    with pytest.raises(UserError, match="finite"):
-        LeastSquaresSums(torch.full((3,), torch.nan, dtype=torch.float64), torch.zeros(2, 3, dtype=torch.float64))
+        LeastSquaresSums(torch.zeros(5, dtype=torch.int64), one.products)
+    with pytest.raises(UserError, match="fit together"):
+        one.plus(LeastSquaresSums(one.squares, torch.zeros(2, 4, dtype=torch.int64)))
+    with pytest.raises(UserError, match="int64"):
+        LeastSquaresSums(torch.zeros(3), one.products)
 
 
 @pytest.mark.parametrize(

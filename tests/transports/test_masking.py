@@ -22,7 +22,7 @@ from ekiden.engine.method import Method
 from ekiden.engine.transport import opened, summands
 from ekiden.engine.wire import SERVER
 from ekiden.engine.worker import Client, Worker
-from ekiden.methods import Average, FedGram, FedKrylov, FedSeq, FedTasuki, with_lap
+from ekiden.methods import Average, DeepAFL, FedGram, FedKrylov, FedSeq, FedTasuki, with_lap
 from ekiden.methods.exact.fedgram import PatchMoments
 from ekiden.models.patches import PatchSums
 from ekiden.results.result import Result
@@ -378,6 +378,7 @@ METHODS: dict[str, Method] = {
     "chain, 16 bits": FedGram(width=40, bits=16, samples=2000),
     "star, 16 bits": FedGram(width=40, bits=16, samples=2000, topology="star"),
     "laps": FedKrylov(width=40, laps=3, sums="whole"),
+    "layers": DeepAFL(layers=1, width=8, random_features=8),
     "closing lap": with_lap(FedTasuki(epochs=1)),
     "closing lap, server": with_lap(Average(epochs=1)),
 }

@@ -27,6 +27,7 @@ from ekiden.authoring import (
     Weights,
     on_client,
 )
+from ekiden.base.modular import fixed, real
 from ekiden.base.seeds import derive
 from ekiden.data.tasks import Need
 from ekiden.models.split import SplitNetwork
@@ -37,11 +38,11 @@ ACTIVATIONS = {"gelu": nn.GELU, "tanh": nn.Tanh, "relu": nn.ReLU}
 
 @dataclass(frozen=True, eq=False)
 class LeastSquaresSums:
-    """Sums over a client's samples, for a least-squares problem with inputs a and targets y.
+    """Sums over samples, for a least-squares problem with inputs a and targets y, in fixed point.
 
     Attributes:
-        squares: (A(A + 1)/2,) float64, the upper triangle of Σ a aᵀ.
-        products: (A, K) float64, Σ a yᵀ.
+        squares: (A(A + 1)/2,) int64, the upper triangle of Σ a aᵀ in units of 2^-28.
+        products: (A, K) int64, Σ a yᵀ.
     """
 
     squares: Tensor
@@ -52,10 +53,14 @@ class LeastSquaresSums:
         rows = len(self.products)
         if self.products.ndim != 2 or self.squares.shape != (rows * (rows + 1) // 2,):
             raise UserError("sums do not fit together: use the same method and model everywhere")
-        if {self.squares.dtype, self.products.dtype} != {torch.float64}:
-            raise UserError("sums must be of float64: use the same version of Ekiden everywhere")
-        if not bool(torch.isfinite(self.squares.sum() + self.products.sum())):
-            raise UserError("sums hold values that are not finite: check this client's data")
+        if {self.squares.dtype, self.products.dtype} != {torch.int64}:
+            raise UserError("sums must be of int64: use the same version of Ekiden everywhere")
+
+    def plus(self, other: "LeastSquaresSums") -> "LeastSquaresSums":
+        """Return the sums over the samples of both."""
+        if self.products.shape != other.products.shape:
+            raise UserError("sums do not fit together: use the same method and model everywhere")
+        return LeastSquaresSums(self.squares + other.squares, self.products + other.products)
 
 
 class KeptSolutions(NamedTuple):
@@ -119,8 +124,9 @@ class DeepAFL(Method):
     Departures from the paper: written after the authors' code and the paper's abstract; the paper's text was not
     available. Δ is computed and sent as G W_tᵀ, with G of K columns, which is the same matrix in fewer bytes. Clients
     send Fᵀ(Y - Z W), where the code sends W(Y - Z W)ᵀF, and of symmetric matrices only one triangle. Sums and solutions
-    are float64; in the code they are float32. The default is few and narrow layers; the code's script has T = 20 and D
-    = F = 1024, on a pretrained ResNet-18. The factor of R_0 is ours.
+    are float64, and travel in fixed point with 28 bits after the point; in the code they are float32. The default is
+    few and narrow layers; the code's script has T = 20 and D = F = 1024, on a pretrained ResNet-18. The factor of R_0
+    is ours.
     """
 
     layers: CountOrZero = 3
@@ -171,20 +177,30 @@ class DeepAFL(Method):
             s = replace(s, seed=int(torch.randint(1 << 62, (), generator=fed.generator("random layers"))))
         while s.step < self.steps(len(fed.clients)):
             last = s.solutions[-1] if s.solutions else None
-            sums = fed.get([fed.call(self.sums, k, INITIAL, last, s.seed) for k in fed.clients])
+            sums = fed.sum(self.sums, fed.clients, INITIAL, last, s.seed, len(fed.clients), at="server")
             solutions = (*s.solutions, self.solve(sums, s.solutions))
             s = s.next(solutions=solutions, model=self.assemble(fed.network(fed.get(INITIAL)), solutions, s.seed))
             yield s
 
     @on_client
-    def sums(self, client: Client, initial: Weights, last: Tensor | None, seed: int) -> LeastSquaresSums:
-        """Return sums of (z, y), or of (f, y - Wᵀz) where the last solution was a classifier W.
+    def sums(
+        self,
+        client: Client,
+        initial: Weights,
+        last: Tensor | None,
+        seed: int,
+        clients: int,
+        before: LeastSquaresSums | None,
+    ) -> LeastSquaresSums:
+        """Add sums of (z, y), or of (f, y - Wᵀz) where the last solution was a classifier W.
 
         Args:
             client: whose state is `KeptSolutions`.
             initial: the frozen network.
             last: the newest solution.
             seed: of the random layers.
+            clients: N.
+            before: the sums of others.
         """
         solutions = [] if last is None else [*client.state.solutions, last]
         client.state = KeptSolutions(solutions)
@@ -205,12 +221,14 @@ class DeepAFL(Method):
                 products = products + a.T @ y
         assert isinstance(squares, Tensor)
         assert isinstance(products, Tensor)
-        return LeastSquaresSums(squares[tuple(torch.triu_indices(*squares.shape, device=squares.device))], products)
+        squares = squares[tuple(torch.triu_indices(*squares.shape, device=squares.device))]
+        return client.added(
+            before, LeastSquaresSums(*(fixed(t, clients, "sums of features") for t in (squares, products)))
+        )
 
-    def solve(self, sums: Sequence[LeastSquaresSums], solutions: Sequence[Tensor]) -> Tensor:
-        """Return the next solution from all clients' sums: W, or G if the last one was W."""
-        packed = torch.stack([s.squares for s in sums]).sum(0)
-        products = torch.stack([s.products for s in sums]).sum(0)
+    def solve(self, sums: LeastSquaresSums, solutions: Sequence[Tensor]) -> Tensor:
+        """Return the next solution from the sums over all clients: W, or G if the last one was W."""
+        packed, products = real(sums.squares), real(sums.products)
         squares = packed.new_zeros(len(products), len(products))
         rows, columns = torch.triu_indices(*squares.shape)
         squares[rows, columns] = squares[columns, rows] = packed
