@@ -15,10 +15,13 @@ from ekiden.methods.blocks.rounds import Reply
 from ekiden.methods.blocks.secure import ModelSums
 from ekiden.runs import summary
 from ekiden.training.weights import Weights
+from ekiden.transports.flower.coordinator.courier import Lost
 from ekiden.transports.flower.coordinator.transport import Remote
 from ekiden.transports.flower.coordinator.verify import verify
+from ekiden.transports.flower.trust import keys
+from ekiden.transports.flower.trust.parcel import Answer, Ask, pack, unpack
 from tests.transports.fakes import NAMES, FakeNodes, with_keys
-from tests.transports.test_masking import numbers
+from tests.transports.test_masking import exact, group, numbers
 from tests.transports.test_remote import assert_equal, far, here
 
 KINDS = (FedAvg, FedProx, SCAFFOLD, FedNova, FedDyn, FedDC, FedDisco)
@@ -112,3 +115,101 @@ def test_a_silo_whose_model_has_no_room_stops_the_run_in_one_line(
     with pytest.raises(UserError, match=r"client-1.*values of the model, times the client's weight, reach") as no:
         far(FedAvg(rounds=1, epochs=1, secure=True), FakeNodes(files), tmp_path / "run", public)
     assert "\n" not in str(no.value)
+
+
+# All or again.
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        (SCAFFOLD, "the answer was lost"),
+        *(pytest.param(kind, "unsent", marks=pytest.mark.slow) for kind in (FedAvg, SCAFFOLD, FedDC)),
+    ],
+)
+def test_a_sum_is_formed_again_without_a_silo_that_drops_out(kind: type[Any], how: str, tmp_path: Path) -> None:
+    """Its bits, private states, ledger and custody are those of a run in which the silo is missing in that step."""
+    files, public = with_keys(tmp_path, NAMES)
+    nodes, method = FakeNodes(files), kind(rounds=3, epochs=1, secure=True)
+
+    def lose(node: int, data: bytes) -> Lost | None:
+        ask = unpack(data, Ask)[0]
+        return Lost(how) if node == 101 and (ask.kind, ask.task, ask.step) == ("task", "add", 1) else None
+
+    nodes.lose = lose
+    result = far(method, nodes, tmp_path / "run", public, absent="skip", patience=0.05)
+    expected = here(method, absent=lambda step, client: (step, client) == (1, "client-1"))
+    assert_equal(result, expected)
+    asks = [unpack(data, Ask)[0] for node, data in nodes.log if node == 100]
+    lists = [len(ask.members) for ask in asks if (ask.kind, ask.task) == ("task", "add")]
+    assert lists == [3, 3, 2, 3], "the second sum was formed twice"
+    assert not any(ask.eager for ask in asks if ask.task == "add"), "no part leaves before all silos have one"
+    assert verify(tmp_path / "run", public).wrong == ()
+
+
+def test_a_sum_of_too_few_silos_is_not_formed(tmp_path: Path) -> None:
+    files, public = with_keys(tmp_path, NAMES)
+    nodes = FakeNodes(files)
+    nodes.lose = lambda node, data: Lost("unsent") if node != 100 and unpack(data, Ask)[0].task == "add" else None
+    with pytest.raises(UserError, match=r"a sum of 1 silos, client-0 allows 2 or more \(limits.min_clients"):
+        far(FedAvg(rounds=1, epochs=1, secure=True), nodes, tmp_path / "run", public, absent="skip", patience=0.05)
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("absent", ["stop", "skip"])
+def test_a_coordinator_that_repeats_a_sum_without_one_silo_gets_nothing(
+    absent: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It opened the sum of all three, claims that client-2 was missing, and asks for the sum of the other two.
+
+    With both it would have the model of client-2. It also asks for the same task under another number.
+    """
+    files, public = with_keys(tmp_path, NAMES)
+    nodes, commit, said = FakeNodes(files), Remote.commit, []
+
+    def replayed(self: Remote, step: int, live: frozenset[Any]) -> Any:
+        for node, data in list(nodes.log):
+            ask, body = unpack(data, Ask)
+            if (ask.kind, ask.task, ask.step) == ("task", "add", step - 1) and node != 102:
+                for changes in ({}, {"eager": True}, {"call": ask.call + 1}):
+                    again = replace(ask, members=ask.members[:2], readers=(self._server(),), **changes)
+                    answer, value = unpack(nodes.silo(node).answer(pack(again, (bytes(body),))), Answer)
+                    said.append(answer.error)
+                    assert not value
+        return commit(self, step, live)
+
+    monkeypatch.setattr(Remote, "commit", replayed)
+    method = FedAvg(rounds=1, epochs=1, secure=True)
+    assert far(method, nodes, tmp_path / "run", public, absent=absent).weights is not None
+    assert len(said) == 6
+    for error in said:
+        assert "seal" in error or "gives none of it to client-0,client-1" in error or "the part of client-2" in error
+    assert any("client-0,client-1" in error for error in said)
+
+
+def test_a_silo_opens_one_list_of_a_sum(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("silos")
+    for name in "abcd":
+        keys.generate(folder / "keys" / name)
+    masks = group({name: folder / "keys" / name for name in "abcd"}, folder, "abcd")
+    four = replace(masks["a"], regroups=True)
+    three, two = (replace(four, members=four.members[:n]) for n in (3, 2))
+    for one in (four, three, four, three):  # as often as silos drop out, while nothing has left
+        assert isinstance(one.added(None, exact(1)), Masked)
+    three.leave()
+    three.leave()  # the coordinator asks again
+    for one in (four, two):
+        for refused in (one.leave, lambda one=one: one.added(None, exact(1))):  # type: ignore[misc]
+            with pytest.raises(
+                UserError, match=r"a gave its part of sum 3-add to a,b,c, and gives none of it to"
+            ) as no:
+                refused()
+            assert "\n" not in str(no.value)
+    later = replace(four, name="4-add")  # in the next round d is back
+    assert isinstance(later.added(None, exact(2)), Masked)
+    later.leave()
+    other_run = group({name: folder / "keys" / name for name in "abcd"}, folder, "ab", "another")
+    with pytest.raises(UserError, match="the difference would be the part of c, who did not agree"):
+        replace(other_run["a"], regroups=True).added(None, exact(1))
+    with pytest.raises(UserError, match=r"a sum of 1 silos, a allows 2 or more"):
+        replace(four, members=four.members[:1]).added(None, exact(3))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import cached_property
 from math import isfinite
 from typing import Any, Literal, Protocol, TypeVar, get_type_hints, overload
@@ -113,6 +114,12 @@ class Fed:
 
     def _call(self, task: Callable[..., T], client: str, args: tuple[Any, ...], among: tuple[str, ...] = ()) -> Ref[T]:
         """Ask `client` to do `task`; `among` are all who give a part to the sum that it is for, if it is for one."""
+        request = self._request(task, client, args, among)
+        self._transport.submit(request)
+        return Ref(client, request.key)
+
+    def _request(self, task: Callable[..., Any], client: str, args: tuple[Any, ...], among: tuple[str, ...]) -> Request:
+        """Return the request for a task, and count what it moves."""
         if client not in self.clients:
             raise unknown("client", client, self.clients)
         name = task.__name__
@@ -123,9 +130,7 @@ class Fed:
             self._note(Transfer(self._step, SERVER, client, name, carried))
         call = self._calls.get(client, 0)
         self._calls[client] = call + 1
-        request = Request(self._step, call, client, name, args, among)
-        self._transport.submit(request)
-        return Ref(client, request.key)
+        return Request(self._step, call, client, name, args, among)
 
     @overload
     def get(self, wanted: Ref[T]) -> T: ...
@@ -183,8 +188,8 @@ class Fed:
         its own part added (`Client.added`). A run continues without a missing client if each step calls one client.
 
         Between machines the parts are masked. A sum from client to client is then one of all clients of the run, and
-        one that the server adds up is of `clients`. If one of them does not answer, nothing of it can be opened, so the
-        run stops.
+        one that the server adds up is of `clients`. If one of them does not answer, nothing of it can be opened: the
+        sum is asked for again among the others where the transport regroups, and otherwise the run stops.
 
         Args:
             task: a function of the method marked `@on_client`.
@@ -207,12 +212,48 @@ class Fed:
                 plus = self._call(task, client, (*args, plus), self.clients)
             return plus
         total: wire.Addable | None = None
-        for ref in [self._call(task, client, (*args, None), tuple(clients)) for client in clients]:
+        requests = [self._request(task, client, (*args, None), tuple(clients)) for client in clients]
+        giving = self._together(requests)
+        for request in requests:
+            if request.client not in giving:
+                self._note(Transfer(self._step, request.client, SERVER, "get", 0, missing=True))
+                continue
+            ref: Ref[Any] = Ref(request.client, request.key)
             for part in self.get([ref], at_least=0):  # one at a time: a sum may be large
                 total = part if total is None else total.plus(part)
         if total is None:
             raise _no_answer(clients)
         return opened(total, get_type_hints(task)["return"]) if isinstance(total, Masked) else total
+
+    def _together(self, requests: Sequence[Request]) -> list[str]:
+        """Start tasks that give parts to a sum at the server; return who gives one.
+
+        Where the transport regroups, no part leaves a client before all have one. Without those who are missing, all
+        others are asked again, for parts of a smaller sum.
+        """
+        asked = list(requests)
+        if not self._transport.regroups:
+            for request in asked:
+                self._transport.submit(request)
+            return [request.client for request in asked]
+        while asked:
+            asked = [request for request in asked if self._transport.reachable(request.client)]
+            among = tuple(request.client for request in asked)
+            for request in asked:
+                self._transport.submit(replace(request, among=among))
+            here = [request for request in asked if self._answers(request)]
+            if here == asked:
+                break
+            asked = here
+        return [request.client for request in asked]
+
+    def _answers(self, request: Request) -> bool:
+        """Wait until a client has done a task, or is missing."""
+        try:
+            self._transport.size(Ref(request.client, request.key))
+        except ClientMissing:
+            return False
+        return True
 
     def sample(self, k: int) -> tuple[str, ...]:
         """Draw `k` clients for this step, uniformly without replacement; they are in the order of `clients`."""

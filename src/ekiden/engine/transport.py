@@ -118,6 +118,15 @@ class Transport(ABC):
         """Wait for the value behind `ref`, and return its `wire.size`."""
         return wire.size(self.value(ref))
 
+    @property
+    def regroups(self) -> bool:
+        """Whether parts of a sum at the server open only together, and are asked for again if a client is missing."""
+        return False
+
+    def reachable(self, client: str) -> bool:
+        """Wait for a client; return whether it can be asked for a part of a sum, where the transport regroups."""
+        return True
+
     def written(self) -> Mapping[str, str] | None:
         """Return when each client's private state was last written, as of the last commit, in a form of its own.
 

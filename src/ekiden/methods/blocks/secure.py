@@ -1,7 +1,7 @@
 """Add up models in fixed point, so that masks between machines hide all but the sum."""
 
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -17,9 +17,12 @@ class SecureMethod(ParallelMethod):
 
     Attributes:
         secure: whether it gets no more than that: fixed point, so that masks between machines hide all but the sums.
+        regroups: whether a run may leave a missing silo out of one sum and not of the next one. The parts of two sums
+            must then differ, as those of silos that train in between do.
     """
 
     secure: bool
+    regroups: ClassVar[bool] = True
 
     @property
     def gives_sums(self) -> bool:

@@ -81,6 +81,7 @@ class ClosingLap(Method):
     handed on instead of sent to the server; λ is not chosen on data.
     """
 
+    regroups: ClassVar[bool] = False  # the lap's sums are of all clients
     lapped: ClassVar[type[Method]]
     """class of the method that is run before"""
 

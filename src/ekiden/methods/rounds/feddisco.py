@@ -114,6 +114,7 @@ class FedDisco(SecureMethod):
     secure: bool = False
     """add up models in fixed point, so that between machines masks hide all but their sum"""
 
+    regroups = False  # the sums of labels are the same in each step
     traits = replace(SecureMethod.traits, needs=CLASSES)
 
     def start(self) -> Labelled:

@@ -152,7 +152,8 @@ class Remote(Transport):
         self._live = live_refs(state)
         self._settled = (state.step, self._live)
         self._step = state.step
-        self._done: list[tuple[str, Work, Record | None]] = []  # who did what in this step
+        self._done: dict[Ref[Any], tuple[Work, Record | None]] = {}  # what was done in this step
+        self._before: dict[Ref[Any], str | None] = {}  # place of the private state before each task of this step
         self._records: dict[Ref[Any], str] = {}  # signed, of the values that are needed
         self._planned: tuple[frozenset[Absence], Outline | None] | None = None
         self._full = self._plan_without(frozenset())
@@ -160,11 +161,12 @@ class Remote(Transport):
     def submit(self, request: Request) -> None:
         """Send a task with the values that it needs, after the client's earlier tasks of this step."""
         result: Ref[Any] = Ref(request.client, request.key)
-        if request.among and self._agreed.sealed:
+        if request.among and self._agreed.sealed and not self.regroups:
             self._parts.add(result)
         try:
             if request.client in self._last:
                 self._finish(self._last[request.client])
+            self._go_back(result)
             reader = self._reader(request.client, request.step)
             members = self._members_of(request)
         except ClientMissing as missing:
@@ -178,11 +180,36 @@ class Remote(Transport):
         place = {"step": request.step, "call": request.call, "task": request.task}
         ask = self._ask("task", request.client, **place, parts=parts, members=members)
         arguments, locks = self._sealer.seal(Encoded.of(wire.encode(request.args)), arguments_key(ask), (reader,))
-        readers = self._readers(result, server=request.task in self._read_by_server)
+        together = bool(request.among) and self.regroups  # no part leaves a silo before all have one
+        readers = self._readers(result, server=request.task in self._read_by_server and not together)
         lock = locks[0] if locks else None
         ask = replace(ask, length=len(arguments), lock=lock, eager=bool(readers), readers=self._sealed_for(readers))
         self._running[result] = self._courier.send(request.client, ask, (arguments, *(v for _, v in values)))
         self._last[request.client] = result
+
+    @property
+    def regroups(self) -> bool:
+        """Whether sums are formed again without those who are missing."""
+        return self._agreed.regroups
+
+    def reachable(self, client: str) -> bool:
+        """Return whether a silo is there; if not, it is missing in this step."""
+        try:
+            self._reader(client, self._step)
+        except ClientMissing:
+            self._void.setdefault(client, set()).add(self._step)
+            self._states.pop(client, None)
+            return False
+        return True
+
+    def _go_back(self, result: Ref[Any]) -> None:
+        """Forget what a task gave, if it is asked for again with another list of members."""
+        before = self._before.setdefault(result, self._states.get(result.owner))
+        self._sizes.pop(result, None)
+        if self._done.pop(result, None) is not None:
+            self._states.pop(result.owner, None)
+            if before is not None:
+                self._states[result.owner] = before
 
     def value(self, ref: Ref[Any]) -> Any:
         """Fetch the value behind `ref`."""
@@ -228,13 +255,14 @@ class Remote(Transport):
                     raise
                 del self._running[ref]
         work = Work()
-        for client, its, record in self._done:
-            if self._step in self._void.get(client, ()):
+        for ref, (its, record) in self._done.items():
+            if self._step in self._void.get(ref.owner, ()):
                 continue  # as if it had done nothing in this step
             work.add(its)
             if record is not None:
                 self._note(record)
-        self._done = []
+        self._done = {}
+        self._before = {}
         self._written = {**self._written, **self._states}
         self._states = {}
         self._live = live
@@ -418,7 +446,7 @@ class Remote(Transport):
         del self._running[ref]
         record = checked_record(self._agreed, ref, answer) if self._agreed.keys else None
         self._keep(ref, answer, value)
-        self._done.append((ref.owner, Work(answer.forward, answer.backward), record))
+        self._done[ref] = Work(answer.forward, answer.backward), record
         if self._step not in self._void.get(ref.owner, ()):
             self._states[ref.owner] = answer.state
 

@@ -153,6 +153,8 @@ class SiloTasks:
         key, state = f"{ask.step}-{ask.call}-{ask.task}", text_of(self.shelf.last((ask.step, ask.call + 1)))
         with ThreadPoolExecutor(1) as disk:  # writes while the value is sealed; the answer is sent after both
             kept = disk.submit(self._keep, place, ask.task, done, value, given, data) if found is None else None
+            if ask.eager and self.run.terms.regroups:
+                self._leave(ask)
             answer = self._give(ask, key, done, value if ask.eager else None, state)
             if kept is not None:
                 kept.result()
@@ -161,7 +163,18 @@ class SiloTasks:
     def show(self, ask: Ask) -> bytes:
         """Return a value that a task returned here."""
         done, value = self._value(ask.key)
+        if ask.eager and self.run.terms.regroups:
+            found = self.shelf.request(ask.key)
+            if found is None:
+                raise UserError(f"{self.run.file.name} does not know for which sum {ask.key[:80]} was made: refused")
+            self._leave(unpack(found[1], Ask)[0])
         return self._give(ask, ask.key, done, value if ask.eager else None)
+
+    def _leave(self, asked: Ask) -> None:
+        """Note that the value of a task leaves the silo, if it is a part of a sum under masks."""
+        masks = _masks(self.run, asked, f"{asked.step}-{asked.task}") if asked.members else None
+        if masks:
+            masks.leave()
 
     def _execute(
         self, ask: Ask, digest: str, contents: Contents, given: GivenArguments, private: Any
@@ -390,7 +403,8 @@ def _masks(run: Agreed, ask: Ask, name: str, lists: str = PartMasks.lists) -> Pa
         return keys.read_public(file.beside(file.link.peers) / f"{peer}.pub")
 
     agree = partial(released, run.terms, public)
-    return PartMasks(party, ask.members, file.limits.min_clients, name, run.admission.folder, agree, lists)
+    where = (file.limits.min_clients, name, run.admission.folder)
+    return PartMasks(party, ask.members, *where, agree, lists, ask.kind == "task" and run.terms.regroups)
 
 
 def _measure(run: Agreed, models: list[Weights], ask: Ask, *, once: bool) -> SiloReport:

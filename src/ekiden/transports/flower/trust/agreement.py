@@ -174,6 +174,12 @@ class Agreement:
         recipe = self.recipe
         return recipe.train != "all" or bool(recipe.pretrained) or models.is_pretrained(recipe.model)
 
+    @property
+    def regroups(self) -> bool:
+        """Whether a sum under masks goes on without a silo that is missing; all agree to that with these terms."""
+        method = self.recipe.method
+        return self.sealed and self.skips and isinstance(method, SecureMethod) and method.secure and method.regroups
+
     def check_masks(self) -> None:
         """Refuse a run that promises masks (`--secure`) and has no keys for them."""
         method = self.recipe.method

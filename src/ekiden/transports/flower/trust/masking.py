@@ -49,6 +49,8 @@ class PartMasks:
         folder: the run's folder at the silo, where it keeps which masks it has used, and for which members.
         released: whether a silo agrees that sums of some silos are opened with it and without it.
         lists: beginning of the names of files with lists of members that must differ by `fewest` silos.
+        regroups: whether another sum of the run may have other members, and a sum is formed again without those who are
+            missing. Then a list counts when the part leaves this silo (`leave`), and one list a sum.
     """
 
     party: Party
@@ -58,6 +60,7 @@ class PartMasks:
     folder: Path
     released: Callable[[str, Sequence[str]], bool] = lambda name, silos: False
     lists: str = _LIST
+    regroups: bool = False
 
     @cached_property
     def digest(self) -> str:
@@ -119,12 +122,16 @@ class PartMasks:
             raise UserError(f"the list of members names another key of {me} than it has: refused")
 
     def _check_lists(self) -> None:
-        """Note the list of members. Refuse one that differs from an earlier one by too few silos, of any run here.
+        """Refuse a list that differs from an earlier one by too few silos, of any run here.
 
         The difference of the two totals would be the part of these silos, unless they agree to that.
         """
         names = [m.name for m in self.members]
+        if self.regroups and self._opened.exists():
+            self._check_opened(self._opened.read_bytes())
         for file in sorted(self.folder.parent.glob(f"*/{self.lists}*")):
+            if self.regroups and file.parent == self.folder:
+                continue
             before = set(file.read_text(encoding="utf-8").split(","))
             apart = sorted(before.symmetric_difference(names))
             if 0 < len(apart) < self.fewest and not all(self.released(name, names) for name in apart):
@@ -133,11 +140,33 @@ class PartMasks:
                     f"{','.join(sorted(names))}, the difference would be the part of {','.join(apart)}, who did not "
                     f"agree to that (`ekiden silo release`); see limits.min_clients, or {file.parent}"
                 )
-        write_once(self.folder / f"{self.lists}{self.digest[:32]}", ",".join(names).encode())
+
+    def leave(self) -> None:
+        """Note the list of members, before the part leaves this silo; the coordinator could open the sum then."""
+        self._check_lists()
+        names = ",".join(m.name for m in self.members).encode()
+        if self.regroups:
+            self._check_opened(write_once(self._opened, names))
+        write_once(self.folder / f"{self.lists}{self.digest[:32]}", names)
+
+    @property
+    def _opened(self) -> Path:
+        """The file with the list under which the part of this sum has left the silo."""
+        return self.folder / f"opened-{custody.digest([self.name.encode()])[:32]}"
+
+    def _check_opened(self, before: bytes) -> None:
+        if before != (names := ",".join(m.name for m in self.members)).encode():
+            raise UserError(
+                f"{self.party.name} gave its part of sum {self.name} to {before.decode()}, and gives none of it to "
+                f"{names}: the difference could be the part of one silo; start the missing silos, then `ekiden resume`"
+            )
 
     def _use(self, name: str, part: str) -> None:
         """Note that the masks of a sum are used for a part with this digest."""
-        self._check_lists()
+        if self.regroups:
+            self._check_lists()
+        else:
+            self.leave()
         file = self.folder / f"mask-{custody.digest([self.digest.encode(), name.encode()])[:32]}"
         if write_once(file, part.encode()) != part.encode():
             raise UserError(
