@@ -1,20 +1,27 @@
-"""What masks of secure sums cost: CPU milliseconds of a silo for one part, with N silos.
+"""What masks of secure sums cost a silo: bytes and CPU milliseconds for one part, with N silos.
 
     python -m benchmarks.masking
 
-Each row is the least of three measurements of `PartMasks.added`: the members' signatures are checked, keys derived,
-numbers masked, and the masks noted on the disk. Without masks a silo only adds its part.
+Times are the least of three measurements of `PartMasks.added`: the members' signatures are checked, keys derived,
+numbers masked, and the masks noted on the disk. Without masks a silo only adds its part. The last column is a model of
+a million values with `--secure`, with its conversion to fixed point. Bytes are those that a request has more with the
+list of members, and those of the part under masks.
 """
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 
 from ekiden.base.sums import Sums
+from ekiden.engine import wire
+from ekiden.methods.blocks.secure import ModelSums
+from ekiden.training.weights import Weights
 from ekiden.transports.flower.trust import keys, sealing
 from ekiden.transports.flower.trust.masking import PartMasks
+from ekiden.transports.flower.trust.parcel import Ask, pack
 from ekiden.transports.flower.trust.sealing import Party, Reader
 
 SILOS = (4, 20, 100)
@@ -28,6 +35,12 @@ def part(width: int) -> Sums:
     gram = torch.randint(2**20, (width * (width + 1) // 2,), generator=draw, dtype=torch.int32)
     classes = torch.randint(2**20, (CLASSES, width), generator=draw, dtype=torch.int32)
     return Sums(gram, classes, torch.full((CLASSES,), 100))
+
+
+def model() -> Weights:
+    """A model of a million values."""
+    draw = torch.Generator().manual_seed(0)
+    return Weights(torch.randn(10**6, generator=draw), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
 
 
 def masks(folder: Path, silos: int) -> PartMasks:
@@ -48,20 +61,31 @@ def masks(folder: Path, silos: int) -> PartMasks:
 def main() -> None:
     """Print the table."""
     torch.set_num_threads(1)
-    print("| silos | " + " | ".join(WIDTHS) + " |\n|---|" + "---|" * len(WIDTHS))
+    makers: dict[str, Callable[[int], Sums | ModelSums]] = {
+        name: lambda silos, width=width: part(width)
+        for name, width in WIDTHS.items()  # type: ignore[misc]
+    }
+    makers["a million values"] = lambda silos: ModelSums.of(silos, model(), 600.0)
+    print("| silos | list of members, bytes | " + " | ".join(f"{name}, ms" for name in makers) + " | bytes |")
+    print("|---" * (3 + len(makers)) + "|")
     for silos in SILOS:
         with TemporaryDirectory() as scratch:
             folder = Path(scratch)
             (folder / "run").mkdir()
-            mine, row = masks(folder, silos), []
-            for number, width in enumerate(WIDTHS.values()):
-                own, spent = part(width), []
+            mine, row, sizes = masks(folder, silos), [], []
+            for number, make in enumerate(makers.values()):
+                spent = []
                 for _ in range(3):
                     began = time.process_time()
-                    PartMasks(mine.party, mine.members, 2, f"{number}-add", mine.folder).added(None, own)
+                    own = make(silos) if number == len(WIDTHS) else make(1)
+                    if number < len(WIDTHS):
+                        began = time.process_time()  # how a part is made depends on the method
+                    masked = PartMasks(mine.party, mine.members, 2, f"{number}-add", mine.folder).added(None, own)
                     spent.append(1000 * (time.process_time() - began))
                 row.append(f"{min(spent):.0f}")
-        print(f"| {silos} | " + " | ".join(row) + " |")
+                sizes.append(f"{wire.size(masked):,}")
+            listed = len(pack(Ask("task", "", members=mine.members))) - len(pack(Ask("task", "")))
+            print(f"| {silos} | {listed:,} | " + " | ".join(row) + f" | {', '.join(sizes)} |")
 
 
 if __name__ == "__main__":
