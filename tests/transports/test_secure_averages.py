@@ -199,7 +199,7 @@ def test_a_silo_opens_one_list_of_a_sum(tmp_path_factory: pytest.TempPathFactory
     three.leave()
     three.leave()  # the coordinator asks again
     for one in (four, two):
-        for refused in (one.leave, lambda one=one: one.added(None, exact(1))):  # type: ignore[misc]
+        for refused in (one.leave, lambda one=one: one.added(None, exact(1))):
             with pytest.raises(
                 UserError, match=r"a gave its part of sum 3-add to a,b,c, and gives none of it to"
             ) as no:
