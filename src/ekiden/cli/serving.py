@@ -16,6 +16,7 @@ from ekiden.cli.console import console
 from ekiden.cli.sweeps import export_metrics
 from ekiden.engine.folder import read_config
 from ekiden.results.result import ModelSource, not_finished
+from ekiden.runs.summary import summarise, thresholds_in
 from ekiden.serving import card as cards
 from ekiden.serving import exporting, predictions
 from ekiden.serving.loading import load_model, open_run
@@ -41,6 +42,9 @@ class PredictOptions:
     column: str = ""
     """column of tables that holds the images, texts or arrays, or the array in a .npz file; by default that of the
     run's own data"""
+    threshold: str = ""
+    """of two classes: the probability from which on a sample is of the second one; a number, or a rule by which the run
+    measured one at its end: youden, sensitivity. By default 0.5"""
     network: str = ""
     """FILE.py:NAME, the network of a run that was started from Python with a module of its own"""
     overwrite: bool = False
@@ -86,9 +90,27 @@ def predict(options: PredictOptions) -> None:
     model = load_model(options.run, client=options.client, network=own_network(options.network, options.run))
     warn(options.run)
     column = options.column or column_in(read_config(options.run))
-    count = predictions.predict(model, options.files, options.out, column=column, overwrite=options.overwrite)
+    threshold = _threshold(options.threshold, options.run) if options.threshold else None
+    count = predictions.predict(
+        model, options.files, options.out, column=column, overwrite=options.overwrite, threshold=threshold
+    )
+    if threshold is not None:
+        print(f"{model.classes[1]} from a probability of {threshold:.6g} on", file=sys.stderr)
     if options.out != predictions.STDOUT:
         console.print(f"{counted(count, 'prediction')} written to {options.out}", soft_wrap=True, highlight=False)
+
+
+def _threshold(text: str, run: Path) -> float:
+    """Return a threshold: a number, or what the run measured at its end by a rule."""
+    try:
+        return float(text)
+    except ValueError:
+        found = {rule.split()[0].lower(): at for rule, at in thresholds_in(summarise(run)).items()}
+    if not found:
+        raise UserError("the run measured no threshold: give --threshold a number, or run it with --metric auroc")
+    if text not in found:
+        raise unknown("threshold", text, tuple(found))
+    return found[text]
 
 
 def export(options: ExportOptions) -> None:

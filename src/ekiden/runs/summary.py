@@ -262,6 +262,12 @@ def value_of(run: Summary, key: str) -> float | None:
     return None if found is None else float(found)
 
 
+def thresholds_in(run: Summary) -> dict[str, float]:
+    """Return the thresholds of two classes that were measured last, by their rules."""
+    row: Mapping[str, Any] = next((row for row in reversed(run.metrics) if "figures" in row), {})
+    return {one["rule"]: float(one["threshold"]) for one in row.get("figures", {}).get("thresholds", ())}
+
+
 def metric_of(run: Summary, key: str) -> Metric:
     """Return the metric that `value_of` gives for a key; means over clients are of the headline metric."""
     known = {metric.name for metric in task_in(run.config).metrics}

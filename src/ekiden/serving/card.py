@@ -25,6 +25,7 @@ body = AutoModel.from_pretrained("backbone")
 The classifier on top is `head.weight` and `head.bias` in `model.safetensors`. For a text it takes the mean of the last
 hidden states over the tokens that are not padding.
 """
+_SHARES = ("sensitivity", "specificity")
 _MOST = 100  # silos that are listed individually
 
 
@@ -194,10 +195,29 @@ def _measured(result: Result) -> list[str]:
         for name in dict.fromkeys(names)
         if name in numbers
     ]
+    lines += _figures(last.get("figures", {}))
     each = [(name, value) for name, value in zip(result.clients, last.get("clients", ()), strict=False)]
     if each:
         lines += ["", f"| silo | {result.headline} on its test data |", "|---|---:|"]
         lines += [f"| {_cell(name)} | {'-' if value is None else f'{value:.4f}'} |" for name, value in each[:_MOST]]
+    return lines
+
+
+def _figures(found: Mapping[str, Any]) -> list[str]:
+    """Return intervals and thresholds from figures as a row of metrics has them; nothing without them."""
+    lines: list[str] = []
+    if intervals := found.get("intervals"):
+        lines += ["", "| metric, from counts | value | 95 % interval |", "|---|---:|---:|"]
+        for name, (low, high) in intervals.items():
+            lines.append(f"| {name.replace('_', ' ')} | {found['values'][name]:.4f} | {low:.4f} to {high:.4f} |")
+    if thresholds := found.get("thresholds"):
+        lines += ["", "| threshold | at | sensitivity | 95 % interval | specificity | 95 % interval |"]
+        lines += ["|---|---:|---:|---:|---:|---:|"]
+        for one in thresholds:
+            within = [f"{low:.3f} to {high:.3f}" for low, high in map(one["intervals"].get, _SHARES)]
+            shown = f"{one['sensitivity']:.3f} | {within[0]} | {one['specificity']:.3f} | {within[1]}"
+            lines.append(f"| {one['rule']} | {one['threshold']:.4g} | {shown} |")
+        lines += ["", "Thresholds were chosen on these test data, so their sensitivity and specificity are optimistic."]
     return lines
 
 

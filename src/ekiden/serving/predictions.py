@@ -20,7 +20,7 @@ from torch import Tensor
 from ekiden.base.errors import UserError
 from ekiden.base.files import disk_error
 from ekiden.data.kinds import Tokens, texts
-from ekiden.data.tasks import LanguageModelling, MultiLabel, Regression, Segmentation
+from ekiden.data.tasks import Classification, LanguageModelling, MultiLabel, Regression, Segmentation
 from ekiden.data.tasks.base import IGNORED
 from ekiden.results.result import LoadedModel
 from ekiden.serving.reading import Batch, SampleReader
@@ -38,14 +38,25 @@ class Answers:
 
     Attributes:
         model: the model.
+        threshold: of two classes, the probability from which on a sample is of the second one.
     """
 
     model: LoadedModel
+    threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.threshold is None:
+            return
+        if not isinstance(self.model.task, Classification) or len(self.model.classes) != 2:
+            raise UserError("a threshold is for two classes: leave out --threshold")
+        if not 0 <= self.threshold <= 1:
+            raise UserError(f"--threshold {self.threshold:g} is not a share: give a number from 0 to 1")
 
     def __call__(self, x: Tensor) -> dict[str, Any]:
         """Return columns for samples (b, ...).
 
-        classification: `prediction`, the class by name, and `probability_NAME` of each. multi-label: `prediction`, the
+        classification: `prediction`, the class by name (the most probable one, or by the threshold), and
+        `probability_NAME` of each. multi-label: `prediction`, the
         labels with a probability of 1/2 or more, separated by semicolons, and `probability_NAME` of each. regression:
         `prediction`, in the unit of the targets, or `prediction_NAME` of each of several. language-modelling: see
         `_of_texts`.
@@ -65,7 +76,8 @@ class Answers:
             return {
                 "prediction": [";".join(n for n, yes in zip(names, row, strict=True) if yes) for row in there]
             } | columns
-        return {"prediction": np.array(names, dtype=object)[answers.argmax(1).numpy()].tolist(), **columns}
+        chosen = answers.argmax(1) if self.threshold is None else (answers[:, 1] >= self.threshold).long()
+        return {"prediction": np.array(names, dtype=object)[chosen.numpy()].tolist(), **columns}
 
     def _of_texts(self, x: Tensor, outputs: Tensor) -> dict[str, Any]:
         """Return how well the model predicts texts (b, L), given its outputs (b, L, K).
@@ -177,7 +189,13 @@ def _palette(classes: int) -> list[int]:
 
 
 def predict(
-    model: LoadedModel, files: Iterable[Path], out: str = STDOUT, *, column: str = "", overwrite: bool = False
+    model: LoadedModel,
+    files: Iterable[Path],
+    out: str = STDOUT,
+    *,
+    column: str = "",
+    overwrite: bool = False,
+    threshold: float | None = None,
 ) -> int:
     """Write the model's prediction for each sample.
 
@@ -191,17 +209,18 @@ def predict(
         out: a .parquet or .csv file; "-" for CSV to the standard output; for segmentation a folder.
         column: the column of tables with the images or texts; in files with several arrays, the array of samples.
         overwrite: whether a file of this name is replaced.
+        threshold: of two classes, the probability from which on a sample is of the second one; None: 1/2.
 
     Returns:
         The number of samples.
     """
+    answers = Answers(model, threshold)
     reader = SampleReader(model.inputs, model.shape, column, _AT_ONCE.get(type(model.task), 256))
     if isinstance(model.task, Segmentation):
         check_mask_folder(out, overwrite)
         return write_masks(model, reader.read(reader.found(list(files))), Path(out))
     check_out(out, overwrite)
     found = reader.found(list(files))
-    answers = Answers(model)
     numbered = any(reader.holds_many(file) for file in found)
     with _writer(out) as write:
         return sum(write(_table(batch, answers, numbered)) for batch in reader.read(found))
