@@ -10,7 +10,7 @@ from ekiden.base.errors import counted
 from ekiden.data.kinds import Table
 from ekiden.data.origin import said_in
 from ekiden.data.tasks import Classification, MultiLabel, Regression
-from ekiden.results.result import LoadedModel, Result, coefficients_in, flat, inputs_of, not_finished, task_in
+from ekiden.results.result import LoadedModel, Result, flat, inputs_of, not_finished, task_in
 from ekiden.runs.summary import size
 
 _BODY = """
@@ -223,10 +223,10 @@ def _figures(found: Mapping[str, Any]) -> list[str]:
 
 def _coefficients(result: Result) -> list[str]:
     """Return the table of a regression; nothing for other models."""
-    if result.weights is None or "covariance" not in (tensors := result.model.state_dict()):
+    if "family" not in result.config["recipe"]["hyperparameters"] or result.weights is None:
         return []
     lines = ["| output | column | estimate | standard error | p | 95 % interval |", "|---|---|---:|---:|---:|---:|"]
-    for one in coefficients_in(result.config, tensors):
+    for one in result.coefficients:
         if one.estimate is not None:
             ends = f"{one.low:.4g} to {one.high:.4g}"
             lines.append(
