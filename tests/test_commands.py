@@ -241,6 +241,7 @@ FUNCTIONS: dict[str, str] = {
     "predict": "predict",
     "export": "export",
     "card": "card",
+    "audit": "audit",
     "data": "describe",
     "list": "available",
     "topology": "topology",

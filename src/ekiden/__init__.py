@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ekiden.base.errors import DataWarning, DivergenceWarning, UserError
     from ekiden.base.settings import Hardware, Training
     from ekiden.commands import (
+        audit,
         available,
         card,
         compare,
@@ -50,6 +51,7 @@ _WHERE = {
     "Study": "studies",
     "Training": "base.settings",
     "UserError": "base.errors",
+    "audit": "commands",
     "available": "commands",
     "card": "commands",
     "check": "conformance",
@@ -95,6 +97,7 @@ __all__ = [
     "Training",
     "UserError",
     "__version__",
+    "audit",
     "available",
     "card",
     "check",

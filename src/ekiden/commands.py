@@ -29,6 +29,7 @@ from ekiden.recipe import recipe_of
 from ekiden.results.result import LoadedModel, ModelSource, Result
 from ekiden.runs import launch, summary
 from ekiden.runs.plan import federation_in, in_memory, plan_in, rerun
+from ekiden.serving import audit as audits
 from ekiden.serving import card as cards
 from ekiden.serving import exporting, predictions
 from ekiden.serving.loading import load_model, open_run
@@ -291,6 +292,24 @@ def export(
     else:
         raise unknown("format", form, (*exporting.FORMATS, "parquet", "csv", "tensorboard"))
     return place
+
+
+def audit(run: Folder | Result, data: Any = None, *, network: ModelSource | None = None) -> audits.Audit:
+    """Attack the models of a run on one machine, and say who got what, as `ekiden audit` does.
+
+    Args:
+        run: the run folder, or its result.
+        data: the run's silos, if they were given in Python; a digest of their samples must agree.
+        network: as in `resume`.
+
+    Raises:
+        UserError: the run's data are not here, or there are too few samples.
+    """
+    result = run if isinstance(run, Result) else open_run(*_paths(run), network=network)
+    silos = None if data is None else as_federation(data)
+    if silos is not None:
+        check_same_data(result.config, recipe_of(result.config["recipe"]).method, silos, result.folder or Path())
+    return audits.audit(result, silos)
 
 
 def card(folder: Folder) -> str:

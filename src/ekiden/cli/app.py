@@ -21,6 +21,7 @@ COMMANDS = {
     "predict": "cli.serving:predict",
     "export": "cli.serving:export",
     "card": "cli.serving:card",
+    "audit": "cli.serving:audit",
     "data": "cli.runs:data",
     "list": "cli.listing:list_all",
     "topology": "cli.listing:show_topology",
@@ -63,6 +64,7 @@ use the result
   predict RUN F...  predictions for images, tables, texts
   export RUN --to F the model as onnx, pt2 (torch.export) or hf, checked
   card RUN          a model card in Markdown
+  audit RUN         which training samples an attack finds, and who got what
 leave or join, exactly: runs of fedgram
   forget RUN        take one client out
   join RUN          add one client

@@ -1,4 +1,4 @@
-"""The command line for what comes after a run: `ekiden predict`, `export`, `card`."""
+"""The command line for what comes after a run: `ekiden predict`, `export`, `card`, `audit`."""
 
 import sys
 from dataclasses import dataclass
@@ -6,17 +6,19 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+from rich.table import Table
 from torch import nn
 from tyro.conf import Positional
 
 from ekiden.base import outside
 from ekiden.base.errors import UserError, counted, unknown
 from ekiden.base.files import write
-from ekiden.cli.console import console
+from ekiden.cli.console import console, print_json
 from ekiden.cli.sweeps import export_metrics
 from ekiden.engine.folder import read_config
 from ekiden.results.result import ModelSource, not_finished
 from ekiden.runs.summary import summarise, thresholds_in
+from ekiden.serving import audit as audits
 from ekiden.serving import card as cards
 from ekiden.serving import exporting, predictions
 from ekiden.serving.loading import load_model, open_run
@@ -83,6 +85,18 @@ class CardOptions:
     """file to write; -: the standard output"""
     overwrite: bool = False
     """replace the file if it is there"""
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """Attack the models of a run on this machine: does their loss tell training samples from others?"""
+
+    run: Positional[Path]
+    """run folder"""
+    network: str = ""
+    """FILE.py:NAME, the network of a run that was started from Python with a module of its own"""
+    json: bool = False
+    """print JSON instead of tables; see docs/json.md"""
 
 
 def predict(options: PredictOptions) -> None:
@@ -156,6 +170,24 @@ def _export_metrics(options: ExportOptions, to: str) -> None:
     elif to and (out or options.paths[-1]).suffix != f".{to}":
         raise UserError(f"{out or options.paths[-1]} must end in .{to}")
     export_metrics([*options.paths, *([out] if out else [])], tensorboard)
+
+
+def audit(options: AuditOptions) -> None:
+    """`ekiden audit RUN`."""
+    found = audits.audit(open_run(options.run, network=own_network(options.network, options.run)))
+    if options.json:
+        return print_json(found.to_json())
+    table = Table()
+    for column in ("model", "training", "others", "AUC", "TPR at 1 %", "TPR at 0.1 %", "advantage", "epsilon at least"):
+        table.add_column(column, justify="left" if column == "model" else "right")
+    for one in found.attacks:
+        rare = "-" if one.tpr_01 is None else f"{one.tpr_01:.2%}"
+        rates = (f"{one.auc:.3f}", f"{one.tpr_1:.2%}", rare, f"{one.advantage:.3f}", f"{one.epsilon:.2f}")
+        table.add_row(one.model, str(one.members), str(one.others), *rates)
+    console.print(table)
+    promised = "no epsilon was promised" if found.promised is None else f"epsilon {found.promised:.3g} was promised"
+    for line in (f"{promised}; a loss below a threshold is a weak attack", *found.shown):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 def card(options: CardOptions) -> None:

@@ -1,0 +1,212 @@
+"""What a run gives away: an attack on its models that guesses which samples were trained on, and who got what."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import betaincinv
+from torch import Tensor
+
+from ekiden.base.errors import UserError, counted
+from ekiden.data.samples import FederatedData, Subset
+from ekiden.recipe import recipe_of
+from ekiden.results.result import Result
+from ekiden.runs.summary import size
+from ekiden.training.weights import Weights
+
+SERVER = "server"
+_LEAST = 20  # samples of each kind
+_CONFIDENCE = 0.95
+_SEED = 0
+Values = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True)
+class Attack:
+    """How well a loss below a threshold tells training samples from others.
+
+    Thresholds are chosen on one half of the samples, and all but the AUC is measured on the other half.
+
+    Attributes:
+        model: the global model, or the client whose model it is.
+        members: number of training samples.
+        others: number of test samples.
+        auc: probability that a training sample has the lower loss; 0.5 is guessing.
+        tpr_1: share of training samples found at a false alarm for 1 % of the others.
+        tpr_01: at 0.1 %; None with fewer than 2,000 others.
+        advantage: share of training samples found minus share of false alarms, at the best threshold.
+        epsilon: a model with a smaller ε (and the δ of the run) would not give away as much, with 95 % confidence; see
+            `epsilon_from`.
+    """
+
+    model: str
+    members: int
+    others: int
+    auc: float
+    tpr_1: float
+    tpr_01: float | None
+    advantage: float
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What an audit found.
+
+    Attributes:
+        attacks: on each model of the run.
+        promised: ε of the run; None without --dp.
+        shown: who got what, in words.
+    """
+
+    attacks: tuple[Attack, ...]
+    promised: float | None
+    shown: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+
+def audit(result: Result, data: FederatedData | None = None) -> Audit:
+    """Attack the models of a run on one machine with its own training and test samples.
+
+    The attack: Samuel Yeom, Irene Giacomelli, Matt Fredrikson, Somesh Jha: Privacy Risk in Machine Learning. CSF 2018.
+    https://arxiv.org/abs/1709.01604. Rates at few false alarms: Nicholas Carlini et al.: Membership Inference Attacks
+    From First Principles. IEEE S&P 2022. https://arxiv.org/abs/2112.03570. It is a weak attack: that it finds nothing
+    does not prove that there is nothing to find.
+
+    Args:
+        result: the run.
+        data: the run's silos; None reads them again.
+
+    Raises:
+        UserError: the data are not here, or too few.
+    """
+    silos = result.data() if data is None else data
+    delta = float(result.config.get("privacy", {}).get("delta", 0.0))
+    attacks = []
+    if result.weights is not None:
+        rows = [client.train.rows for client in silos.clients]
+        attacks.append(_attack(result, silos, "global", result.weights, rows, delta, personal=False))
+    for client, weights in zip(silos.clients, result.personal, strict=False):
+        attacks.append(_attack(result, silos, client.name, weights, [client.train.rows], delta, personal=True))
+    if not attacks:
+        raise UserError("the run has no model yet: let it end")
+    promised = result.config.get("privacy", {}).get("epsilon")
+    return Audit(tuple(attacks), promised, tuple(shown(result)))
+
+
+def _attack(
+    result: Result,
+    silos: FederatedData,
+    name: str,
+    model: Weights,
+    rows: Sequence[Tensor],
+    delta: float,
+    *,
+    personal: bool,
+) -> Attack:
+    """Attack one model that was trained on these rows."""
+    members = silos.dataset.train.taken(torch.cat(list(rows)))
+    clients = tuple(replace(client, test=Subset(members, torch.arange(0))) for client in silos.clients)
+    seen = replace(silos, dataset=replace(silos.dataset, test=members), clients=clients)
+    inside, outside = (
+        result.judge(data).scores(model, personal=personal).loss.double().numpy() for data in (seen, silos)
+    )
+    return attack(name, inside, outside, delta)
+
+
+def attack(name: str, members: Values, others: Values, delta: float = 0.0) -> Attack:
+    """Return how well losses tell `members` (n,) from `others` (m,)."""
+    if min(len(members), len(others)) < _LEAST:
+        raise UserError(
+            f"{counted(len(members), 'training sample')} and {len(others)} others are too few to attack {name}: "
+            f"{_LEAST} of each are needed"
+        )
+    draw = np.random.default_rng(_SEED)
+    halves = [np.array_split(draw.permutation(values), 2) for values in (members, others)]
+    (chosen_in, judged_in), (chosen_out, judged_out) = halves
+
+    def found(threshold: float) -> float:
+        return float((judged_in <= threshold).mean())
+
+    def at(rate: float) -> float:
+        """Return the threshold with this share of false alarms in the half on which it is chosen."""
+        allowed = int(rate * len(chosen_out))
+        return float(np.nextafter(np.sort(chosen_out)[allowed], -np.inf))
+
+    grid = np.unique(np.quantile(np.concatenate([chosen_in, chosen_out]), np.linspace(0, 1, 200)))
+    hits = np.searchsorted(np.sort(chosen_in), grid, "right")
+    alarms = np.searchsorted(np.sort(chosen_out), grid, "right")
+    best = grid[int(np.argmax(hits / len(chosen_in) - alarms / len(chosen_out)))]
+    bounds = [epsilon_from(h, len(chosen_in), a, len(chosen_out), delta) for h, a in zip(hits, alarms, strict=True)]
+    strongest = grid[int(np.argmax(bounds))]
+    counts = int((judged_in <= strongest).sum()), int((judged_out <= strongest).sum())
+    return Attack(
+        name,
+        len(members),
+        len(others),
+        _auc(members, others),
+        found(at(0.01)),
+        found(at(0.001)) if len(others) >= 2000 else None,
+        found(float(best)) - float((judged_out <= best).mean()),
+        epsilon_from(counts[0], len(judged_in), counts[1], len(judged_out), delta),
+    )
+
+
+def epsilon_from(hits: int, members: int, alarms: int, others: int, delta: float = 0.0) -> float:
+    """Return the least ε for which rates as good as these are possible, with 95 % confidence for independent samples.
+
+    Under (ε, δ) every test has TPR ≤ exp(ε)·FPR + δ and 1 - FPR ≤ exp(ε)·(1 - TPR) + δ (Kairouz, Oh, Viswanath, ICML
+    2015). Both rates are replaced by the pessimistic ends of Clopper and Pearson's intervals. Samples of one training
+    are not quite independent, so this is an estimate and no proof.
+    """
+    tail = (1 - _CONFIDENCE) / 2
+    rate = float(betaincinv(hits, members - hits + 1, tail)) if hits else 0.0
+    alarm = float(betaincinv(alarms + 1, others - alarms, 1 - tail)) if alarms < others else 1.0
+    found = 0.0
+    for more, less in ((rate, alarm), (1 - alarm, 1 - rate)):
+        if more > delta and less > 0:
+            found = max(found, math.log((more - delta) / less))
+    return found
+
+
+def _auc(members: Values, others: Values) -> float:
+    """Return the probability that a member has the lower loss; ties count half."""
+    ordered = np.sort(others)
+    above = len(others) - np.searchsorted(ordered, members, "right")
+    ties = np.searchsorted(ordered, members, "right") - np.searchsorted(ordered, members, "left")
+    return float((above + ties / 2).mean() / len(others))
+
+
+def shown(result: Result) -> list[str]:
+    """Say who got what of single silos in a run, from its ledger."""
+    config = result.config
+    method = recipe_of(config["recipe"]).method
+    moved = [row for row in result.ledger if not row.missing]
+    lines = []
+    for reader in dict.fromkeys(row.target for row in moved):
+        given = [row for row in moved if row.target == reader and row.source != SERVER]
+        givers = list(dict.fromkeys(row.source for row in given))
+        if givers:
+            named = ", ".join(givers[:5]) + (f" and {len(givers) - 5} more" if len(givers) > 5 else "")
+            given_bytes = size(sum(row.bytes for row in given))
+            lines.append(f"{reader} got {counted(len(given), 'value')} ({given_bytes}) of {named}")
+    if method.gives_sums:
+        lines.append(
+            "values are sums over silos. On one machine they are not masked; between machines, in sealed runs, only "
+            "the total over all silos can be read"
+        )
+    elif method.fits() is not None:
+        lines.append("values are models that one silo trained; a party that gets one can attack it as above")
+    else:
+        lines.append(f"values are what {method.title()} sends: see the page of the method")
+    if dp := config.get("privacy"):
+        lines.append(f"each silo added noise: epsilon {dp['epsilon']:.3g} at delta {dp['delta']:g} for a sample")
+    else:
+        lines.append("no noise was added: nothing bounds what better attacks find (--dp adds it)")
+    return lines
