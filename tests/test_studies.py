@@ -158,3 +158,17 @@ def test_the_page_runs_as_it_is_written(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(blocks(DOCS / "studies.md", "python")[0].text.replace("\n\n", "\n").splitlines()) <= 15
     assert list(space["study"]) == ["fedseq", "fedtasuki"]
     assert set(space["study"].chosen["fedseq"]) == {"epochs", "lr"}
+
+
+@pytest.mark.slow
+def test_the_search_of_the_page_finds_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    optuna = pytest.importorskip("optuna")
+    monkeypatch.delenv("EKIDEN_DATA", raising=False)
+    (script,) = [block.text for block in blocks(DOCS / "studies.md", "python") if block.title == "search.py"]
+    assert len(script.replace("\n\n", "\n").splitlines()) <= 12
+    space: dict[str, Any] = {}
+    exec(script.replace("n_trials=20", "n_trials=2"), space)
+    assert len(space["search"].trials) == 2
+    assert set(space["search"].best_params) == {"epochs", "lr"}
+    assert 0.1 < space["search"].best_value <= 1
+    assert space["search"].direction == optuna.study.StudyDirection.MAXIMIZE
