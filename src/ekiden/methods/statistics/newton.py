@@ -17,6 +17,7 @@ _MOST = 2.0**62
 _ROWS = 8192  # samples that are multiplied together
 _DEPENDENT = 1e-9  # least eigenvalue of a correlation matrix that can be inverted
 _CONVERGED = 1e-10  # largest squared last step, in standard errors
+_SHOWN = 5  # columns in a message
 _NONE = -(2**62)  # the likelihood before the first step
 _EQUAL = 2**10  # difference of two likelihoods that may be due to rounding
 
@@ -268,7 +269,7 @@ def _inverse(hessian: Tensor, names: list[str], *, first: bool) -> Tensor:
         if float(values[0]) < _DEPENDENT:
             loads = vectors[:, 0].abs()
             columns = dict.fromkeys(names[int(used[k]) % len(names)] for k in (loads > 0.1 * loads.max()).nonzero())
-            which = ", ".join(map(repr, columns))
+            which = ", ".join(map(repr, [*columns][:_SHOWN])) + (" and others" if len(columns) > _SHOWN else "")
             raise UserError(
                 f"columns follow from each other: {which}; leave one of them out (--drop-columns)"
                 if first
