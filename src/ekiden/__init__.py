@@ -131,6 +131,8 @@ def __getattr__(name: str) -> Any:
     """Return a public name from its module."""
     if name in _WHERE:
         return getattr(import_module(f"ekiden.{_WHERE[name]}"), name)
+    if name in ("data", "methods"):  # `ekiden.data.Samples` after `import ekiden`
+        return import_module(f"ekiden.{name}")
     if not name[:1].isupper() or name not in (methods := _methods()):
         raise AttributeError(f"module 'ekiden' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     return methods[name]

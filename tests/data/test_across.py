@@ -15,6 +15,7 @@ import ekiden
 from ekiden.base.errors import DataWarning, UserError
 from ekiden.data import moments, spelling
 from ekiden.data.moments import ColumnMoments
+from ekiden.data.sources import join
 
 Command = Callable[..., tuple[int, str]]
 
@@ -170,6 +171,67 @@ def test_spellings_stop_on_the_command_line(
     assert "2 classes" in said
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("yes", "no"), ("1", "0")),
+        (("Y", "N"), ("true", "false")),
+        (("ja", "nein"), ("yes", "no")),
+        (("stage-II", "stage-I"), ("stage II", "stage_I")),
+        (("yes\u200b", "no"), ("yes", "no")),
+        (("yes\u00a0", "no"), ("yes", "no")),
+    ],
+)
+@pytest.mark.parametrize("column", ["died", "smokes"])
+def test_names_that_mean_the_same_stop_are_merged_or_kept(
+    one: tuple[str, str], other: tuple[str, str], column: str
+) -> None:
+    how: dict[str, Any] = {"label_column": "died", "categorical_columns": "smokes" if column == "smokes" else ()}
+    silos = answers(one, one, other, column=column)
+    with pytest.raises(UserError, match=r"differ in case, blanks or hyphens only, or mean the same"):
+        ekiden.federate(silos, **how)
+    for spelling_, count in (("merge", 2), ("keep", len({*one, *other}))):
+        data = ekiden.federate(silos, spelling=spelling_, **how).dataset
+        found = data.classes if column == "died" else data.inputs.vocabularies[0]  # type: ignore[attr-defined]
+        assert len(found) == count
+
+
+def test_truth_values_and_numbers_are_two_spellings_also_in_files(tmp_path: Path) -> None:
+    for name, part in (("a", answers(("True", "False"))[0]), ("b", answers(("1", "0"))[0])):
+        pandas.DataFrame(part).to_csv(tmp_path / f"{name}.csv", index=False)
+    with pytest.raises(UserError, match=r"'(1|true)' \([ab]\) and '(1|true)'"):
+        join([f"{tmp_path}/a.csv", f"{tmp_path}/b.csv"], label_column="died")
+
+
+def test_silos_without_a_class_in_common_stop_unless_they_are_kept_or_named() -> None:
+    silos = answers(("dead", "alive"), ("exitus", "home"))
+    with pytest.raises(
+        UserError, match=r"silo client-0 shares no class with others .*'alive', 'dead'.*--spelling keep"
+    ):
+        ekiden.federate(silos, label_column="died")
+    assert len(ekiden.federate(silos, label_column="died", spelling="keep").dataset.classes) == 4
+    names = ("dead", "alive", "exitus", "home")
+    assert ekiden.federate(silos, label_column="died", classes=names).dataset.classes == names
+
+
+@pytest.mark.parametrize("column", ["group", "domain", "subject"])
+def test_owners_in_several_spellings_stop_and_are_merged(column: str) -> None:
+    table = {"a": np.arange(80.0), "label": np.arange(80) % 2, "who": ["North", "north ", "South", "East"] * 20}
+    how: dict[str, Any] = {f"{column}_column": "who"}
+    with pytest.raises(UserError, match=rf"the {column} column has 'North' .* and 'north '"):
+        ekiden.load(table, **how)
+    data = ekiden.load(table, spelling="merge", **how)
+    assert len({int(k) for part in (data.train, data.test) for k in getattr(part, column)}) == 3
+
+
+def test_classes_of_minus_one_and_of_zero_are_refused() -> None:
+    rng, labels = np.random.default_rng(0), np.arange(40) % 2
+    silos: list[Any] = [{"dose": rng.normal(size=40), "label": y} for y in (labels, 2 * labels - 1)]
+    with pytest.raises(UserError, match="classes are -1 and 1 at client-1, but 0 and 1 at client-0"):
+        ekiden.federate(silos)
+    assert ekiden.federate(silos, spelling="keep").dataset.classes == ("-1", "0", "1")
+
+
 def numbered(first: int, seed: int = 0, rows: int = 40) -> dict[str, Any]:
     draw = np.random.default_rng(seed)
     return {"dose": draw.normal(size=rows), "label": first + np.arange(rows) % 2}
@@ -177,7 +239,7 @@ def numbered(first: int, seed: int = 0, rows: int = 40) -> dict[str, Any]:
 
 def test_classes_numbered_from_0_and_from_1_are_refused_with_the_silos(tmp_path: Path, command: Command) -> None:
     silos: list[Any] = [numbered(0, 0), numbered(1, 1), numbered(1, 2)]
-    line = "classes are 0 to 1 at north, but 1 to 2 at south, west: number them alike, or take them as they are by"
+    line = "classes are 0 to 1 at north, but 1 to 2 at south, west: write classes alike, or take them as they are by"
     with pytest.raises(UserError, match=line):
         ekiden.federate(silos, names=["north", "south", "west"])
     assert ekiden.federate(silos, spelling="keep").dataset.classes == ("0", "1", "2")
@@ -204,11 +266,11 @@ def test_classes_numbered_from_0_and_from_1_are_refused_with_the_silos(tmp_path:
     ],
 )
 def test_silos_that_hold_other_classes_are_not_taken_for_another_count(held: list[set[int]]) -> None:
-    assert not spelling.numbered_from_two({f"s{k}": labels for k, labels in enumerate(held)})
+    assert not spelling.numbered_from_two({f"s{k}": map(str, labels) for k, labels in enumerate(held)})
 
 
 @given(st.integers(2, 30), st.lists(st.booleans(), min_size=2, max_size=6).filter(lambda s: len(set(s)) == 2))
 def test_any_number_of_classes_counted_from_0_and_from_1_is_found(classes: int, shifted: list[bool]) -> None:
-    held = {f"s{k}": set(range(one, classes + one)) for k, one in enumerate(shifted)}
+    held = {f"s{k}": [*map(str, range(one, classes + one))] for k, one in enumerate(shifted)}
     line = spelling.numbered_from_two(held)
     assert all(f"s{k}" in line for k in range(min(len(shifted), 5)))

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 import torch
 
@@ -67,6 +68,19 @@ def test_images_beside_a_table_are_part_of_its_contents(tmp_path: Path, folder: 
     (tmp_path / "e.png").write_bytes(png(noise(1, seed=9)[0]))
     assert not same(load(str(path)), first)
     assert decoded == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
+def test_images_in_the_usual_column_are_part_of_the_contents(tmp_path: Path, folder: Path, name: str) -> None:
+    """No flag names the column: a cache made before a picture changed is not used."""
+    table = pandas.DataFrame({"image": [f"{k}.png" for k in range(10)], "label": [0, 1] * 5})
+    table.to_csv(tmp_path / name, index=False) if name == "a.csv" else table.to_parquet(tmp_path / name)
+    for seed in range(2):
+        for k, pixels in enumerate(noise(10, seed=seed)):
+            (tmp_path / f"{k}.png").write_bytes(png(pixels))
+        found = load(tmp_path / name)
+        shown = {tuple(x.flatten().tolist()) for x in found.train.x}
+        assert shown <= {tuple(torch.from_numpy(p).permute(2, 0, 1).flatten().tolist()) for p in noise(10, seed=seed)}
 
 
 @pytest.mark.parametrize(

@@ -157,9 +157,11 @@ def test_a_ward_only_in_the_test_file_is_refused_and_one_without_test_rows_is_no
         both = [(w, ord(w) + k, "pq"[k % 2]) for w in wards for k in range(n)]
         return dict(zip(("ward", "v", "label"), map(list, zip(*both, strict=True)), strict=True))
 
-    data = ekiden.load(files(tmp_path, rows("ns", 40), rows("n", 12) | {"v": list(range(12))}), group_column="ward")
+    data = ekiden.load(
+        files(tmp_path, rows("ns", 40), rows("n", 12) | {"v": list(range(100, 112))}), group_column="ward"
+    )
     assert [len(c.test) for c in ekiden.split(data, "natural").clients] == [12, 0]
-    both = files(tmp_path, rows("ns", 40), rows("nsx", 12) | {"v": list(range(36))})
+    both = files(tmp_path, rows("ns", 40), rows("nsx", 12) | {"v": list(range(100, 136))})
     data = ekiden.load(both, group_column="ward")
     with pytest.raises(UserError, match=r"12 test rows of .* are of groups that training does not have \(x\)"):
         ekiden.split(data, "natural")

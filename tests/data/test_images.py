@@ -368,7 +368,7 @@ def test_the_line_about_pages_is_said_once_for_a_data_set_and_again_when_it_is_c
     for _ in range(2):
         with pytest.warns(DataWarning) as seen:
             load(str(tmp_path / "scans"))
-        assert [str(one.message) for one in seen] == [
+        assert [line for one in seen if "test rows" not in (line := str(one.message))] == [
             f"8 of 10 images in {tmp_path / 'scans'} have several pages, frames or slices (up to 3); the middle one is "
             "read (number 1 of 3, counted from 0): name another after #, as in FILE#0"
         ]

@@ -355,9 +355,15 @@ def test_draft_check_and_run_from_the_command_line(
     table["ward"] = np.repeat(["a", "b", "c"], 30)
     table.to_csv("v.csv", index=False)
     columns = ("--label-column", "died", "--subject-column", "patient", "--categorical-columns", "code")
-    code, said = command("data", "v.csv", *columns, "--group-column", "ward", "--schema", "study.toml")
+    code, said = command("data", "v.csv", *columns, "--group-column", "ward", "--schema", "other.toml")
+    assert (code, Path("other.toml").exists()) == (2, False), "a mistyped name drafts nothing"
+    assert "cannot read the schema other.toml" in said
+    code, said = command("data", "v.csv", *columns, "--group-column", "ward", "--draft-schema", "study.toml")
     assert code == 0
     assert "wrote study.toml, a draft" in said
+    code, said = command("data", "v.csv", *columns, "--draft-schema", "study.toml")
+    assert code == 2
+    assert "study.toml is there already" in said
     own = ("--group-column", "ward", "--schema", "study.toml")
     code, said = command("data", "v.csv", *own)
     assert code == 0, said
@@ -410,7 +416,7 @@ def test_the_text_of_a_schema_has_no_remarks(study: Path) -> None:
 def test_only_files_have_a_schema(data: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("def make() -> None: ...")
-    code, said = command("data", data, "--schema", "study.toml")
+    code, said = command("data", data, "--draft-schema", "study.toml")
     assert code == 2
     assert f"{data} has no columns that a schema could describe" in said
     assert not (tmp_path / "study.toml").exists()

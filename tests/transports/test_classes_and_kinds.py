@@ -50,7 +50,9 @@ def vectors(folder: Path, classes: dict[str, tuple[str, ...]]) -> None:
 
 def test_classes_that_differ_in_case_are_merged_kept_or_refused_as_the_run_says(tmp_path: Path) -> None:
     vectors(tmp_path, {"north": ("no", "Yes"), "south": ("YES", "no")})
-    with pytest.raises(UserError, match=r"differ in case or blanks only: .*choose spelling='merge' or spelling='keep'"):
+    with pytest.raises(
+        UserError, match=r"differ in case, blanks or hyphens only, .*choose spelling='merge' or spelling='keep'"
+    ):
         run(tmp_path)
     result = run(tmp_path, spelling="merge")
     terms = parse((tmp_path / "run" / "agreement.json").read_text())

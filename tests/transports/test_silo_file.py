@@ -359,7 +359,7 @@ def test_silos_whose_classes_differ_in_case_only_are_told_which(tmp_path: Path) 
         (tmp_path / f"{name}.toml").write_text(text + more)
     plan: RemotePlan[Any] = RemotePlan(Recipe(FedSeq(epochs=1), evaluate_every=0), "a,b")
     nodes = FakeNodes([read(tmp_path / f"{name}.toml") for name in "ab"])
-    with pytest.raises(UserError, match=r"different classes: .*; 'Yes' and 'yes' differ in case or blanks only"):
+    with pytest.raises(UserError, match=r"different classes: .*; 'Yes' and 'yes' are names that differ in case"):
         run(plan, nodes, tmp_path / "run", {}, lambda line: None, poll=0)
 
 

@@ -176,6 +176,8 @@ class DataOptions(Checked):
     """PNG file to draw to; by default who-holds-what.png in this folder"""
     json: bool = False
     """print JSON instead of tables; see docs/json.md"""
+    draft_schema: Path | None = None
+    """new TOML file for a draft of the study's schema, from these data; `--schema` with it then checks data"""
 
 
 _LINES = 100  # violations of a schema that are shown
@@ -309,10 +311,9 @@ def data(options: DataOptions) -> None:
         silos=options.silos,
         reading=options.reading,
     )
-    if schema := options.reading.schema:
-        study_file = Path(schema).expanduser()
-        if not study_file.exists():
-            return _draft(options, study_file)
+    if options.draft_schema:
+        return _draft(options, options.draft_schema.expanduser())
+    if options.reading.schema:
         _check(options)
     federation = plan.federation()
     if options.table_one:
@@ -332,14 +333,16 @@ def data(options: DataOptions) -> None:
 
 def _draft(options: DataOptions, file: Path) -> None:
     """Write a draft of the study's schema."""
-    text = study.draft(options.data, options.silos, replace(options.reading, schema=""))
+    if file.exists():
+        raise UserError(f"{file} is there already: check data against it with --schema {file}, or name another file")
+    text = study.draft(options.data, options.silos, options.reading)
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise disk_error(error, file) from None
     console.print(
-        f"wrote {file}, a draft of the study's schema: there was no such file. It stays here; it has ranges and names "
-        f"of categories of these data. Edit it; the same command then checks data against it",
+        f"wrote {file}, a draft of the study's schema. It stays here; it has ranges and names of categories of these "
+        f"data. Edit it; `ekiden data` with --schema {file} then checks data against it",
         soft_wrap=True,
     )
 

@@ -491,8 +491,8 @@ class AgreeOptions:
     """TOML file with the study's schema, see docs/own-data.md: it becomes part of what silos agree on, and each checks
     its own data against it"""
     spelling: Literal["", "merge", "keep"] = ""
-    """names of classes and categories that differ in case or blanks only: merge takes them as one, the commonest
-    spelling (silos then need spelling = "merge" in [data]); keep: as different. By default they are refused"""
+    """names of classes and categories that are written in several ways: merge takes them as one, the commonest spelling
+    (silos then need spelling = "merge" in [data]); keep: as different. By default they are refused"""
     table_one: bool = False
     """also show means and shares of all columns at each silo, of training rows"""
 

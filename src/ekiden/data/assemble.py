@@ -15,9 +15,10 @@ from ekiden.data.augment import Augment
 from ekiden.data.columns import Reading
 from ekiden.data.holdings import Holding, Source, hold, silo_name
 from ekiden.data.kinds import Inputs, Tokens, of_tensor
+from ekiden.data.moments import check_values, some
 from ekiden.data.samples import Dataset, Samples
 from ekiden.data.schema import Schema
-from ekiden.data.spelling import check_numbering, spelled
+from ekiden.data.spelling import check_classes, spelled
 from ekiden.data.targets import refuse_constant, targets
 from ekiden.data.tasks import Classification, LanguageModelling, Regression, Task, scaled
 from ekiden.data.tasks.base import IGNORED
@@ -117,7 +118,7 @@ def assemble(
         raws = spelled(raws, owned, reading.spelling, named_, known)
     y, outputs, chosen = targets(raws, task, like, classes)
     if isinstance(chosen, Classification) and like is None and not classes:
-        check_numbering(raws, owned, reading.spelling)
+        check_classes(raws, owned, reading.spelling)
     domain, domains = owners("domain", raws, domains)
     group, groups = _silos(silos, parts, raws) if silos else owners("group", raws)
     found = zip(raws, y, domain, group, subjects(raws), times(raws), strict=True)
@@ -166,18 +167,22 @@ def _doubt(made: Dataset, raws: Sequence[Raw], reading: Reading, *, tables: bool
     if raws[0].kind.agreed and tables and not reading.feature_columns:
         doubts.ids_among_features(raws)
     doubts.copied_labels(made, raws[0].targets)
+    doubts.names_of_missing(made, raws)
+    doubts.slices_of_files(raws)
     if reading.group_column:
         doubts.small_groups(raws, reading.group_column)
     if test_given:
         doubts.shared_subjects(made.train, made.test)
         doubts.early_tests(made.train, made.test)
-        doubts.rows_in_both(made.train, made.test, made.inputs)
+        check_values({"the training part": made.train.x, "the test part": made.test.x}, made.inputs)
+    doubts.rows_in_both(made.train, made.test, made.inputs, given=test_given)
     if isinstance(made.task, Classification):
         doubts.classes_in_test_only(made.train, made.test, made.classes)
-        if reading.spelling != "keep":
-            doubts.no_class_in_common(made)
     if made.groups and made.train.x[0].numel() >= doubts.FEATURES:
         doubts.rows_of_several(doubts.by_group(made))
+    if (group := made.train.group) is not None and not made.inputs.agreed:  # what silos report of tables comes later
+        rows = {name: (group == k).nonzero()[:, 0] for k, name in enumerate(made.groups)}
+        check_values({name: made.train.x[some(here)] for name, here in rows.items() if len(here)}, made.inputs)
 
 
 def _silos(

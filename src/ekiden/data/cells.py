@@ -28,6 +28,7 @@ DELIMITER = b"ekiden delimiter"
 TIMES = "write times as 2024-01-31, 2024-01-31 10:30:00, or as numbers"
 _MANY = 10  # different numbers; more are hardly names of categories
 _SHOWN = 4  # cells in a message
+_UNITS = 3  # as many words after numbers are hardly units
 _EXACT = 2**53  # larger whole numbers lose digits as float64
 
 _EXPONENT = r"([eE][+-]?\d+)?"
@@ -44,12 +45,15 @@ _WHOLE_FLOAT = r"^[+-]?(0|[1-9]\d*)(\.0*)?$"
 _ANY = r"[+-]?[\d.,' ]*\d[\d.,]*"
 _MONEY = r"([$€£¥₹]|EUR|USD|GBP|CHF|JPY)"
 _DECORATED = (
-    rf"^(([<>≤≥~≈±]=?|{_MONEY})\s*{_ANY}|{_ANY}\s*([%‰]|{_MONEY})|\({_ANY}\)|[+-]?\d+(,\d{{2,3}})+|\d+(_\d{{3}})+)$"
+    rf"^(([<>≤≥~≈±]=?|{_MONEY})\s*{_ANY}|{_ANY}\s*([%‰-]|{_MONEY})|\({_ANY}\)|[+-]?\d+(,\d{{2,3}})+|\d+(_\d{{3}})+"
+    rf"|{_ANY}\s*(±|[x×*]\s*10\s*\^?)\s*{_ANY}|[+-]?[٠-٩۰-۹０-９]+)$"
 )
+_LISTED = r"^(\[.*\]|\{.*\})$"
 _CLOCK = r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?$"
 _DURATION = r"^[+-]?\d+ days?( .*)?$"
 
-_STANDS_FOR_MISSING = re.compile(r"-[1-9]|-?9{2,}(\.9+|\.25)?|-32768|-2147483648")
+_STANDS_FOR_MISSING = re.compile(r"-[1-9]|-?(7{2,}|8{2,}|9{2,}(\.9+|\.25)?)|-32768|-2147483648")
+_OUTLIER = 20  # times the range of all other values
 _FAR_DATES = [date(1, 1, 1), date(1753, 1, 1), date(1899, 12, 30), date(1900, 1, 1), date(1970, 1, 1)]
 _FAR_DATES += [date(2099, 12, 31), date(2999, 12, 31), date(9999, 12, 31)]
 
@@ -290,9 +294,9 @@ class Cells:
             raise UserError(f"{what} has no value in {row_text(int(np.argmax(lost)))}: give every row a time.")
         kind = column.type
         if text and text.dated.all():
-            return text.spread(self._microseconds(what, text)[0], 0).view("datetime64[us]")
+            return _times(text.spread(self._microseconds(what, text)[0], 0), what)
         if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-            return stamps_of(column).view("datetime64[us]")
+            return _times(stamps_of(column), what)
         if text and text.numbers[self.decimal].all():
             return text.spread(self._parsed(text), 0.0)
         if text:
@@ -379,6 +383,11 @@ class Cells:
                 f"{what} holds whole numbers stored as text, which are read as numbers: if they are codes, take them "
                 f"as categories with --categorical-columns={name!r}"
             )
+        if text.like(r"^[1-9]\d*[eE]\d+$").all():
+            tell(
+                f"{what} holds only whole numbers with an exponent ({text.where(0)}): if they are codes, take them as "
+                f"categories with --categorical-columns={name!r}"
+            )
         if text.like(_WHOLE).any():
             self._look_for_large(name, values)
         return self._finite(name, values), ""
@@ -419,6 +428,11 @@ class Cells:
             row = int(np.flatnonzero(np.isinf(values))[0])
             raise UserError(f"{what} is infinite in {row_text(row)}: give a number, or leave it empty")
         warn_of_marks(values, what)
+        if _look_like_dates(values):
+            tell(
+                f"{what} holds numbers like {values[~np.isnan(values)][0]:.0f}, which look like dates but are read as "
+                "numbers: write dates as 2024-01-31"
+            )
         return _floats(values)
 
     def _parsed(self, text: _Text) -> Floats:
@@ -452,6 +466,7 @@ class Cells:
             (_DECORATED, "numbers with other signs"),
             (_CLOCK, "times of day"),
             (_DURATION, "durations"),
+            (_LISTED, "lists or objects"),
         ):
             which = text.like(pattern)
             if which.any() and text.share(which | number) >= 0.5:
@@ -462,7 +477,7 @@ class Cells:
                 )
         united = text.like(rf"^{_ANY}\s*[A-Za-zµ°/]+$")
         units = {re.sub(r"[\d.,' +-]", "", text.texts[k]) for k in np.flatnonzero(united)}
-        if united.sum() > _MANY and len(units) == 1 and text.share(united | number) >= 0.5:
+        if united.sum() > _MANY and len(units) < _UNITS and text.share(united | number) >= 0.5:
             raise UserError(
                 f"column {name!r} of {self._source} holds numbers with a unit ({text.where(int(np.argmax(united)))}): "
                 f"write plain numbers, or take it as categories with --categorical-columns={name!r}"
@@ -495,6 +510,21 @@ class Cells:
         raise UserError(f"column {name!r} of {self._source} holds {kind}: it must hold integers or names (strings).")
 
 
+def _times(stamps: NDArray[np.int64], what: str) -> NDArray[Any]:
+    """Return microseconds since 1970 (n,) as datetime64[us]."""
+    warn_of_marks(stamps / DAY, what, dates=True)
+    return stamps.view("datetime64[us]")
+
+
+def _look_like_dates(values: Floats) -> bool:
+    """Return whether all of several numbers are dates written as 20240131."""
+    known = np.unique(values[~np.isnan(values)])
+    years, days = np.divmod(known, 10_000)
+    months, days = np.divmod(days, 100)
+    parts = ((years, 1900, 2100), (months, 1, 12), (days, 1, 31))
+    return len(known) > 2 and all(((low <= part) & (part <= high)).all() for part, low, high in parts)
+
+
 def warn_of_marks(values: Floats, what: str, *, dates: bool = False) -> None:
     """Notice numbers that probably mark missing values: -999, 9999, or -1 far from positive numbers.
 
@@ -515,6 +545,7 @@ def warn_of_marks(values: Floats, what: str, *, dates: bool = False) -> None:
         marks = np.zeros(len(different), dtype=bool)
         marks[ends] = [bool(_STANDS_FOR_MISSING.fullmatch(f"{different[k]:.15g}")) for k in ends]
         marks |= np.abs(different) >= 1e20
+        marks |= _apart(different, counts)
     rest, common = different[~marks], counts[~marks]
     if len(rest) < 5 or not marks.any():
         return
@@ -528,9 +559,21 @@ def warn_of_marks(values: Floats, what: str, *, dates: bool = False) -> None:
             shown = iso(int(mark * DAY), whole=True) if dates else f"{mark:.15g}"
             between = " to ".join(iso(int(v * DAY), whole=True) if dates else f"{v:.6g}" for v in (low, high))
             tell(
-                f"{what} holds {shown} in {count} row{'s' * (count > 1)}, far from its other values ({between}): if it "
-                f"marks missing values, say so with --missing={shown!r}"
+                f"{what} holds {shown} in {count} row{'s' * (count > 1)}, far from its other values ({between}): "
+                f"correct it, or if it marks missing values, say so with --missing={shown!r}"
             )
+
+
+def _apart(different: Floats, counts: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return (k,) which values are alone: far outside all others, or zeros in a few rows below positive numbers."""
+    found = np.zeros(len(different), dtype=bool)
+    if len(different) >= 10:
+        low, high = different[1], different[-2]
+        found[0] = low - different[0] > _OUTLIER * (different[-1] - low)
+        found[-1] = different[-1] - high > _OUTLIER * (high - different[0])
+        zeros = different[0] == 0 and 5 <= counts[0] <= 0.1 * counts.sum()
+        found[0] |= zeros and low > 0.25 * (different[-1] - low)
+    return found
 
 
 def is_text(kind: Any) -> bool:

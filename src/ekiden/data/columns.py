@@ -65,8 +65,8 @@ class Reading(Checked):
     """smallest number of rows that a silo reports when silos agree on the scaling of a table: a column with fewer
     values, or a category with fewer rows, is left out"""
     spelling: Literal["", "merge", "keep"] = ""
-    """names of classes and categories that differ in case or blanks only (Yes, yes): merge takes them as one, the
-    commonest spelling; keep as different. By default they are refused"""
+    """names of classes, categories, groups, domains and subjects that are written in several ways (Yes, yes, 1): merge
+    takes them as one, the commonest spelling; keep as different. By default they are refused"""
     fit: Literal["stretch", "crop"] = "stretch"
     """how images come to --size: stretch scales both sides; crop scales the shorter side and cuts out the middle"""
     pixel_window: tuple[float, ...] = ()
@@ -284,8 +284,7 @@ def _kind(
     columns = list(reading.feature_columns) or left
     if reading.sample_kind:
         return kind_of(reading), columns
-    other = reading.text_column or reading.array_column
-    image = reading.image_column or (None if other else image_column(table, usual, meant))
+    image = image_column(table, reading, usual, meant)
     if image is not None and not reading.feature_columns:
         return Images, [image]
     if reading.text_column:
@@ -302,9 +301,13 @@ def _kind(
     return Table, columns
 
 
-def image_column(table: Any, usual: Columns, meant: set[str | None]) -> str | None:
-    """Return the column of encoded images, if none is named: the usual one, or the first of bytes."""
-    left = {name: table[name].type for name in table.column_names if name not in meant}
+def image_column(
+    table: Any, reading: Reading, usual: Columns = USUAL, meant: set[str | None] | None = None
+) -> str | None:
+    """Return the column of images: the one that is named, else the usual one, else the first of encoded images."""
+    if reading.image_column or reading.text_column or reading.array_column:
+        return reading.image_column or None
+    left = {name: table[name].type for name in table.column_names if name not in (meant or ())}
     usually = [n for n in ("image", usual.image) if n in left and (is_encoded(left[n]) or is_text(left[n]))]  # or paths
     return next(iter([*usually, *(name for name, kind in left.items() if is_encoded(kind))]), None)
 

@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from itertools import combinations
+from math import exp, log
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,21 +18,27 @@ from ekiden.base.errors import counted, tell
 from ekiden.base.outside import pa, pc
 from ekiden.data.cells import DATE, is_text
 from ekiden.data.kinds import Inputs
+from ekiden.data.raster import split
 from ekiden.data.samples import Dataset, Samples
 from ekiden.data.tasks import Classification, MultiLabel, Regression
 from ekiden.data.undecoded import Raw
 
 _ID = re.compile(
-    r"(^|[\W_])((id|ids|uid|uuid|guid|mrn|ssn|pid|patient|person|subject|participant|index|row)([\W_]?(id|no|nr|num|number|code|key))?"
-    r"|(record|case|visit|encounter|study|sample|row)[\W_]?(id|no|nr|num|number|key))$"
+    r"(^|[\W_])((id|ids|uid|uuid|guid|mrn|ssn|pid|patient|person|subject|participant|index|row|record|encounter|admission"
+    r"|accession|specimen|barcode|seqn)([\W_]?(id|no|nr|num|number|code|key))?"
+    r"|(pat|case|visit|study|sample|stay|fall)[\W_]?(id|no|nr|num|number|nummer|key)|patienten[\W_]?(id|nr|nummer))$"
 )
 _FEW = 10  # different values that may be a category, whatever the name of the column
 _MANY = 30  # rows from which nearly as many different values mean something
 _NEARLY = 0.95
 _SMALL = 20  # rows of a group that may be a patient, hardly a hospital
 _ROWS_DIFFER = 0.95  # share of different rows from which equal rows mean something
+_IMPROBABLE = 0.01
+_SEVERAL = 0.01  # share of test rows that equal a training row
 FEATURES = 2  # of a sample; rows of a single number are equal by chance
 _COPIED = 20  # rows from which a column that equals the label is hardly chance
+_UNKNOWN = {"unknown", "unk", "missing", "not available", "not known", "undefined", "n.d.", "n.a.", "tbd", "-", "--"}
+_MARK = re.compile(r"-?(7{2,}|8{2,}|9+)|-[78]")
 _PEEK = 512  # rows that are looked at first
 _LARGE = 1 << 28  # bytes of samples that are not compared
 _SHOWN = 5
@@ -48,7 +56,8 @@ def ids_among_features(raws: Sequence[Raw]) -> None:
         columns = [raw.images[name] for raw in raws]
         values = [pc.unique(column).drop_null() for column in columns]
         different = len({value for part in values for value in part.to_pylist()})
-        if different > _FEW and ((_named_id(name) and _may_be_id(columns)) or _differ_in_each_row(columns, different)):
+        named = _named_id(name) and _may_be_id(columns)
+        if different > _FEW and (named or _differ_in_each_row(columns, different)):
             found.append(f"{name!r} ({different:,} different values)")
     if found:
         several = len(found) > 1
@@ -96,14 +105,18 @@ def copied_labels(dataset: Dataset, labels: Sequence[str]) -> None:
     wanted = isinstance(dataset.task, Classification | MultiLabel) or numbers
     if not wanted or x.ndim != 2 or not x.is_floating_point() or x.nbytes > _LARGE or len(x) < _COPIED:
         return
-    values = np.nan_to_num(x.double().cpu().numpy(), nan=np.finfo(np.float64).max)
+    values = x.double().cpu().numpy()
+    names = dataset.inputs.values_named(x.shape[1])
+    gaps = [k for k in np.flatnonzero(np.isnan(values).any(axis=0)) if np.isnan(values[:, k]).mean() < _NEARLY]
+    names += [f"the gaps of {names[k]}" for k in gaps]
+    values = np.nan_to_num(np.hstack([values, np.isnan(values[:, gaps])]), nan=np.finfo(np.float64).max)
     columns = y.double().cpu().numpy().reshape(len(y), -1).T
     for target, label in enumerate(columns):
         if len(np.unique(label)) < (_FEW if numbers else 2):
             continue
         copies = [k for k in _like(values[:_PEEK], label[:_PEEK], numbers) if _like(values[:, [k]], label, numbers)]
+        copies = [k for k in copies if k < x.shape[1] or gaps[k - x.shape[1]] not in copies]
         if copies:
-            names = dataset.inputs.values_named(x.shape[1])
             shown = ", ".join(names[k] for k in copies[:_SHOWN])
             what = f"the label {labels[target]!r}" if target < len(labels) else "the label"
             are, them = ("are", "them") if len(copies) > 1 else ("is", "it")
@@ -125,6 +138,38 @@ def _like(values: NDArray[np.float64], label: NDArray[np.float64], numbers: bool
     moved = (steps != 0) == new[:, None]  # values change where the label does
     first = values[order][[0, *(np.flatnonzero(new) + 1)]]  # a value for each class
     return [int(k) for k in np.flatnonzero(moved.all(axis=0)) if len(np.unique(first[:, k])) == len(first)]
+
+
+def names_of_missing(made: Dataset, raws: Sequence[Raw]) -> None:
+    """Name classes, groups, domains and subjects that probably mark missing values: unknown, -999, 99."""
+    known = [raw.subject for raw in raws if raw.subject is not None]
+    subjects = np.unique(np.concatenate(known)).astype(np.str_).tolist() if len(known) == len(raws) else []
+    classes = made.classes if isinstance(made.task, Classification) else ()
+    for what, names in (("class", classes), ("group", made.groups), ("domain", made.domains), ("subject", subjects)):
+        found = [name for name in names if name.strip().casefold() in _UNKNOWN]
+        if what == "class" and all(re.fullmatch(r"-?\d{1,18}", name) for name in names):
+            rest = [int(name) for name in names if not _MARK.fullmatch(name)] or [0]
+            apart = [name for name in names if not min(rest) - 1 <= int(name) <= max(rest) + 1]
+            found = [name for name in apart if str(int(name) - 1) not in names]
+        if found:
+            tell(
+                f"{what} {', '.join(map(repr, found[:_SHOWN]))} of {raws[0].source} seems to mark missing values: "
+                "leave such rows out, or say so with --missing"
+            )
+
+
+def slices_of_files(raws: Sequence[Raw]) -> None:
+    """Say that samples are pages or slices of the same files, so that one may be in training and one in the test."""
+    if any(raw.subject is not None or not isinstance(raw.images, list) for raw in raws):
+        return
+    files = Counter(split(one)[0] for raw in raws for one in raw.images if isinstance(one, Path))
+    several = [file for file, n in files.items() if n > 1]
+    if several:
+        count, lying = counted(len(several), "file"), sum(files[file] for file in several)
+        tell(
+            f"{lying:,} images of {raws[0].source} are parts of only {count}, such as {several[0].name}, so one "
+            "file may be in training and in the test: name the column of patients or files by --subject-column"
+        )
 
 
 def small_groups(raws: Sequence[Raw], column: str) -> None:
@@ -164,18 +209,59 @@ def early_tests(train: Samples, test: Samples) -> None:
         tell(f"{early:,} of {len(test):,} test rows are not later than the last training row: check the test part")
 
 
-def rows_in_both(train: Samples, test: Samples, inputs: Inputs) -> None:
-    """Say how many test rows equal a training row."""
+def rows_in_both(train: Samples, test: Samples, inputs: Inputs, *, given: bool) -> None:
+    """Say how many test rows equal a training row.
+
+    Args:
+        train: the training samples.
+        test: the test samples.
+        inputs: what samples are.
+        given: whether the test part was given. Otherwise it is drawn at random from rows, and only copies of images, or
+            of rows that a single column tells apart, are not chance.
+    """
     if train.x.nbytes + test.x.nbytes > _LARGE or train.x[0].numel() < FEATURES:
         return
-    rows = fingerprints(train.x, inputs, b"")
-    known = set(rows)
-    equal = sum(row in known for row in fingerprints(test.x, inputs, b""))
-    if equal and len(known) >= _ROWS_DIFFER * len(rows):
+    rows, own = (fingerprints(part.x, inputs, b"") for part in (train, test))
+    known = Counter(rows)
+    equal = sum(row in known for row in own)
+    if not equal or (not given and equal < _SEVERAL * len(own)):
+        return
+    by_chance = not given or (len(known) < _ROWS_DIFFER * len(rows) and not _copied(known, Counter(own)))
+    if not by_chance or _tell_apart(train.x, len(known)):
         tell(
             f"{equal:,} of {len(test):,} test rows equal a training row, so the test is too easy: take out rows that "
             "are twice"
         )
+
+
+def _copied(here: Mapping[Any, int], there: Mapping[Any, int], pairs: int = 1) -> bool:
+    """Return whether two parts have more rows in common than rows that are coarse would have by chance.
+
+    Of rows that are there twice in both parts together, a share of 2ab/(a + b)² is expected to be once in each, if the
+    parts have a and b rows. By Chernoff's bound, more is improbable.
+
+    Args:
+        here: how often each row is in one part.
+        there: how often each row is in the other.
+        pairs: number of pairs of parts that are compared.
+    """
+    once = sum(n == 1 == there.get(row, 0) for row, n in here.items())
+    twice = sum(n == 2 and row not in there for row, n in here.items())
+    twice += sum(n == 2 and row not in here for row, n in there.items())
+    a, b = sum(here.values()), sum(there.values())
+    share, chance = once / max(once + twice, 1), 2 * a * b / (a + b) ** 2
+    if share <= chance:
+        return False
+    other = (1 - share) * log((1 - share) / (1 - chance)) if share < 1 else 0.0
+    divergence = share * log(share / chance) + other
+    return pairs * exp(-(once + twice) * divergence) < _IMPROBABLE
+
+
+def _tell_apart(x: Tensor, different: int) -> bool:
+    """Return whether equal samples (n, ...) are copies: images, signals, or rows that one column tells apart."""
+    if x.dtype == torch.int64 or x.ndim > 2:
+        return x.dtype != torch.int64
+    return any(len(np.unique(column)) >= _NEARLY * different for column in x.cpu().numpy().T)
 
 
 def classes_in_test_only(train: Samples, test: Samples, classes: Sequence[str]) -> None:
@@ -190,36 +276,16 @@ def classes_in_test_only(train: Samples, test: Samples, classes: Sequence[str]) 
         )
 
 
-def no_class_in_common(dataset: Dataset) -> None:
-    """Name a natural owner of several classes that shares none with the others: it may write them in another way."""
-    train, names = dataset.train, dataset.groups
-    if train.group is None or len(names) < 2:
-        return
-    held = [set(train.y[train.group == k].tolist()) for k in range(len(names))]
-    owners = Counter(label for own in held for label in own)
-    for name, own in zip(names, held, strict=True):
-        if len(own) > 1 and all(owners[label] == 1 for label in own):
-            here, there = (
-                ", ".join(repr(dataset.classes[k]) for k in sorted(each)[:_SHOWN]) for each in (own, set(owners) - own)
-            )
-            tell(
-                f"silo {name} shares no class with others (it has {here}; others have {there}): check that all silos "
-                "write classes alike"
-            )
-            return
-
-
 def rows_of_several(held: Mapping[str, Sequence[bytes | str]]) -> None:
     """Say how many rows several silos hold, from the fingerprints of their rows."""
-    own = {name: set(rows) for name, rows in held.items()}
-    if sum(map(len, own.values())) < _ROWS_DIFFER * sum(map(len, held.values())):
-        return
+    counts = {name: Counter(rows) for name, rows in held.items()}
+    fine = sum(map(len, counts.values())) >= _ROWS_DIFFER * sum(map(len, held.values()))
     owners: dict[bytes | str, list[str]] = {}
-    for name, rows in own.items():
+    for name, rows in counts.items():
         for row in rows:
             owners.setdefault(row, []).append(name)
     found = Counter(pair for names in owners.values() for pair in combinations(names, 2))
-    pairs = [(n, a, b) for (a, b), n in found.most_common()]
+    pairs = [(n, a, b) for (a, b), n in found.most_common() if fine or _copied(counts[a], counts[b], len(found))]
     if pairs:
         shown = ", ".join(f"{a} and {b} {counted(n, 'row')}" for n, a, b in pairs[:_SHOWN])
         more = f", and {len(pairs) - _SHOWN:,} more pairs" if len(pairs) > _SHOWN else ""

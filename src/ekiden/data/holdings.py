@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from ekiden.base.errors import UserError, counted, row_text
+from ekiden.base.errors import UserError, counted, row_text, tell
 from ekiden.base.outside import pa, pq
 from ekiden.data import columns, frames, medical, raster
 from ekiden.data import schema as schemas
-from ekiden.data.cells import Cells
+from ekiden.data.cells import Cells, is_text
 from ekiden.data.columns import Reading
 from ekiden.data.kinds import arrays
 from ekiden.data.kinds.arrays import Arrays, noticed
@@ -29,12 +29,13 @@ from ekiden.data.kinds.images import Images, decode
 from ekiden.data.raster import split
 from ekiden.data.samples import Samples
 from ekiden.data.tasks import LanguageModelling, inferred
-from ekiden.data.undecoded import Inputs, Raw, natural
+from ekiden.data.undecoded import Raw, natural
 
 SUFFIXES = raster.SUFFIXES | {*medical.DICOM, *medical.NIFTI}
 READABLE = (".parquet", ".csv", ".tsv", ".feather", ".arrow", ".npy", ".npz", ".safetensors")
 """the names of file formats that are not images"""
 _TABLES = READABLE[:5]
+_CLUTTER = ("Thumbs.db", "desktop.ini", "DICOMDIR")
 
 
 def find(path: Path) -> tuple[Path, Path | None]:
@@ -60,19 +61,28 @@ def find(path: Path) -> tuple[Path, Path | None]:
     return path, None
 
 
-def files(part: Path, kind: type[Inputs], image_column: str = "") -> Iterator[tuple[str, Path]]:
-    """Yield the files of one part, sorted, each with its name inside the part (which holds the class).
+def files(table: Path, reading: Reading, usual: columns.Columns) -> Iterator[tuple[str, Path]]:
+    """Yield a table and the images that its rows name by path, each with its name next to the table."""
+    yield "", table
+    yield from ((name, split(table.parent / name)[0]) for name in _beside(table, reading, usual))
 
-    The files of a table are the table itself and the images that its rows name by path.
+
+def walked(root: Path, reading: Reading) -> tuple[list[tuple[str, Path]], Counter[str]]:
+    """Return the samples below a folder, each with its name inside (which holds the class), and count other files.
+
+    Files in class folders that are not read may be samples in another format; they are counted by extension.
     """
-    if part.is_file():
-        yield "", part
-        yield from ((name, split(part.parent / name)[0]) for name in _beside(part, image_column))
-        return
-    for file in _below(part):
-        inside = file.relative_to(part)
-        if not any(p.startswith(".") for p in inside.parts) and kind.is_file(file):
-            yield inside.as_posix(), file
+    kind = columns.kind_of(reading)
+    found, left = list[tuple[str, Path]](), Counter[str]()
+    for file in _below(root):
+        inside = file.relative_to(root)
+        if any(p.startswith(".") for p in inside.parts):
+            continue
+        if kind.is_file(file):
+            found.append((inside.as_posix(), file))
+        elif len(inside.parts) > 1 and not inside.parts[0].startswith("__") and file.name not in _CLUTTER:
+            left[file.suffix.lower() or file.name] += 1
+    return found, left
 
 
 def _below(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
@@ -101,31 +111,47 @@ def no_image(folder: Path) -> str:
     )
 
 
-def _beside(table: Path, image_column: str) -> list[str]:
+def _beside(table: Path, reading: Reading, usual: columns.Columns) -> list[str]:
     """Return the paths of images in a table; none if it cannot be read, which `hold` reports."""
+    suffix, usually = table.suffix.lower(), (reading.image_column or "image", reading.image_column or usual.image)
+    if suffix in arrays.SUFFIXES:
+        return []
     try:
-        if image_column and not pa.types.is_nested((named := frames.arrow(table, str(table))[image_column]).type):
-            names = {name for name in named.to_pylist() if isinstance(name, str)}
-            return sorted(name for name in names if split(table.parent / name)[0].is_file())
-        with pq.ParquetFile(table) as file:
-            groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
-            chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
-            lacking = {
-                chunk.path_in_schema.removesuffix(".bytes")
-                for chunk in chunks
-                if chunk.path_in_schema.endswith(".bytes")
-                and not (chunk.statistics and chunk.statistics.null_count == 0)
-            }
-            rows = [row for name in lacking for row in file.read([f"{name}.path"])[name].to_pylist()]
+        if suffix in (".csv", ".tsv"):  # most name no images, and are not read twice
+            with table.open("rb") as text:
+                head = text.read(1 << 16)
+            if not any(name.encode() in head for name in usually):
+                return []
+        if suffix != ".parquet":
+            found = frames.arrow(table, str(table))
+            name = columns.image_column(found, reading, usual)
+            cells = [] if name is None else found[name].to_pylist()
+        else:
+            with pq.ParquetFile(table) as file:
+                name = columns.image_column(file.schema_arrow.empty_table(), reading, usual)
+                cells = [] if name is None else _paths(file, name)
     except (pa.ArrowException, OSError, KeyError, UserError):
         return []
-    names = {row["path"] for row in rows if row and row.get("path")}
+    names = {cell for cell in cells if isinstance(cell, str) and cell}
     return sorted(name for name in names if split(table.parent / name)[0].is_file())
 
 
-def read(root: Path, kind: type[Inputs]) -> Raw:
+def _paths(file: Any, name: str) -> list[Any]:
+    """Return the paths in a column of a Parquet file; of structs, only those without bytes."""
+    kind = file.schema_arrow.field(name).type
+    if pa.types.is_struct(kind):
+        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+        chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
+        own = [chunk.statistics for chunk in chunks if chunk.path_in_schema == f"{name}.bytes"]
+        if all(statistics and statistics.null_count == 0 for statistics in own):
+            return []
+        return [cell and cell.get("path") for cell in file.read([f"{name}.path"])[name].to_pylist()]
+    return list(file.read([name])[name].to_pylist()) if is_text(kind) else []
+
+
+def read(root: Path, reading: Reading) -> Raw:
     """Read a folder of class folders or domain/class folders, in which each file is a sample."""
-    found = list(files(root, kind))
+    (found, left), kind = walked(root, reading), columns.kind_of(reading)
     if not found and kind.suffixes:
         raise UserError(f"{root} holds no {kind.words} ({', '.join(kind.suffixes)}): put files into class folders")
     if not found:
@@ -137,6 +163,9 @@ def read(root: Path, kind: type[Inputs]) -> Raw:
             f"(photo/cat/1.png); found {len(found)} {kind.words} at {len(levels)} levels."
         )
     parts = [name.split("/") for name, _ in found]
+    if left:
+        kinds = ", ".join(name for name, _ in left.most_common(5))
+        tell(f"{counted(left.total(), 'file')} below {root} are not read as {kind.words} ({kinds})")
     return Raw(
         source=str(root),
         images=[file for _, file in found],
@@ -146,10 +175,10 @@ def read(root: Path, kind: type[Inputs]) -> Raw:
     )
 
 
-def check_class_folders(parts: Sequence[Path], kind: type[Inputs]) -> None:
+def check_class_folders(parts: Sequence[Path], reading: Reading) -> None:
     """Refuse folders of tables, and a class or domain without any image: its name would vanish."""
     folders = [part for part in parts if part.is_dir()]
-    images = [name.split("/")[:-1] for part in folders for name, _ in files(part, kind)]
+    images = [name.split("/")[:-1] for part in folders for name, _ in walked(part, reading)[0]]
     tables = [path.name for part in folders for path in sorted(part.glob("*")) if path.suffix in _TABLES]
     if tables and not images:
         raise UserError(
@@ -361,7 +390,7 @@ def hold(
         return Holding(name, raw_of(source, what))
     train, test = find(Path(source).expanduser())
     parts = [part for part in (train, test) if part is not None]
-    check_class_folders(parts, columns.kind_of(reading))
+    check_class_folders(parts, reading)
     return Holding(name, *(read_part(part, reading, usual) for part in parts))
 
 
@@ -382,7 +411,7 @@ def _without_table(part: Path, reading: Reading) -> Raw:
             return found
         if reading.names_columns:
             raise UserError(f"{part} is a folder of images, which has no columns: name no column")
-        return read(part, columns.kind_of(reading))
+        return read(part, reading)
     if reading.sample_kind:
         raise UserError(f"{part} holds arrays, not {columns.kind_of(reading).words}: leave out --sample-kind")
     return _of_arrays(arrays.read(part), str(part), reading)
@@ -425,6 +454,8 @@ def _of_arrays(found: dict[str, NDArray[Any]], source: str, reading: Reading) ->
     group, domain, subject = (
         columns.names_of(owned, name, source, cells) if name in found else None for name in owners[:3]
     )
+    if unused := sorted({*found} - {sample, *labels, *filter(None, owners)}):
+        tell(f"{source} holds {', '.join(unused)}, which nothing uses: say what they mean, as by --subject-column")
     pictures = x.dtype == np.uint8 and x.ndim in (3, 4)
     given = torch.from_numpy(np.array(x)) if pictures else arrays.encode(x, source)
     return Raw(

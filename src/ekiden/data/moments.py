@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ekiden.base.errors import DataWarning, UserError, tell
 from ekiden.data import doubts
@@ -76,30 +77,71 @@ class ColumnMoments:
 
 
 _FACTOR = 5.0  # times as large, in mean and in deviation: another unit
-_ALIKE = 0.3  # difference of the two factors' decimal logarithms
+_ALIKE = 0.4  # difference of the two factors' decimal logarithms
 _FAR = 8.0  # deviations between means
 _ROWS = 10  # values from which a silo's moments are compared
 _SHOWN = 5
 _TARGETS, _SCHEMA = "targets", "schema"
 _TOLD = {"moments": "numbers", "categories": "categories"}
+_LOOKED_AT = 200  # samples of images and arrays that are compared
 
 
 def compare_units(silos: Mapping[str, Mapping[str, ColumnMoments]]) -> None:
-    """Name silos whose columns are in another unit than the others'.
+    """Name silos whose columns are in another unit than the others', or do not vary as the others' do.
 
     Args:
         silos: for each silo, the moments of each column.
 
     Warns:
-        DataWarning: a column of a silo is a factor of at least 5, or 8 standard deviations, away from the others'.
+        DataWarning: a column of a silo is a factor of at least 5, or 8 standard deviations, away from the others', or
+            has one value.
     """
-    lines = []
-    for column in next(iter(silos.values())):
+    lines, constant = list[str](), list[str]()
+    for column in next(iter(silos.values()), ()):
         each = {silo: told[column] for silo, told in silos.items() if told[column].count >= _ROWS}
         lines += _units(column, each)
+        flat = {silo: f"{told.mean:.4g}" for silo, told in each.items() if not told.deviation}
+        constant += _constant(column, flat, [silo for silo in each if silo not in flat])
+    _say(lines, "check units")
+    _say(constant, _WHY_CONSTANT)
+
+
+_WHY_CONSTANT = "check how it was filled in there"
+
+
+def compare_categories(told: Sequence["ColumnSums"]) -> None:
+    """Name silos in which a column has one category, while it has several at others.
+
+    Warns:
+        DataWarning: there is such a silo.
+    """
+    lines = list[str]()
+    for column in told[0].categories:
+        each = {one.silo: one.categories[column] for one in told}
+        least = {one.silo: max(_ROWS, one.least_rows) for one in told}  # categories of few rows are not reported
+        flat = {
+            silo: repr(next(iter(names)))
+            for silo, names in each.items()
+            if len(names) == 1 and sum(names.values()) >= least[silo]
+        }
+        lines += _constant(f"column {column!r}", flat, [silo for silo, names in each.items() if len(names) > 1])
+    _say(lines, _WHY_CONSTANT)
+
+
+def _constant(column: str, flat: Mapping[str, str], varied: Sequence[str]) -> list[str]:
+    """Return a line if a column has one value at fewer silos (`flat`, with the value) than it varies at."""
+    if not flat or len(flat) > len(varied):
+        return []
+    return [f"{column} has one value at {', '.join(f'{s} ({v})' for s, v in flat.items())} and varies at other silos"]
+
+
+def _say(lines: Sequence[str], check: str) -> None:
     if lines:
-        more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
-        warnings.warn("; ".join(lines[:_SHOWN]) + more + ": check units", DataWarning, stacklevel=3)
+        tell(
+            "; ".join(lines[:_SHOWN])
+            + (f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else "")
+            + f": {check}"
+        )
 
 
 def _units(column: str, silos: Mapping[str, ColumnMoments]) -> list[str]:
@@ -167,6 +209,12 @@ class ColumnSums:
     silo: str = ""
     classes: Mapping[str, int] = field(default_factory=dict)
     rows: tuple[str, ...] = ()
+
+    @property
+    def least_rows(self) -> int:
+        """Return a number of rows that the silo has at least."""
+        numbers = [moments.count + self.missing.get(name, 0) for name, moments in self.moments.items()]
+        return max([*numbers, *(sum(each.values()) for each in (*self.categories.values(), self.classes))], default=0)
 
     @staticmethod
     def together(told: Sequence["ColumnSums"]) -> "ColumnSums":
@@ -325,9 +373,35 @@ def agreed(fed: FederatedData) -> FederatedData:
 
 
 def check_units(told: Sequence[ColumnSums]) -> None:
-    """Name silos whose columns or targets are in another unit than the others'."""
+    """Name silos whose columns or targets are in another unit than the others', or do not vary."""
     if len(told) > 1:
         compare_units({one.silo: {_shown(name): m for name, m in one.moments.items()} for one in told})
+        compare_categories(told)
+
+
+def check_values(parts: Mapping[str, Tensor], inputs: Inputs) -> None:
+    """Name parts of a data set (silos, or training and test) whose values are in another unit than those of the others.
+
+    Args:
+        parts: samples (n, ...) of each part. Of unscaled tables each column is compared, of bytes and of other floats
+            all values of some samples together.
+        inputs: what samples are.
+    """
+    if any(not x.is_floating_point() and x.dtype != torch.uint8 for x in parts.values()):
+        return  # tokens
+    names = inputs.numeric if isinstance(inputs, Table) else ()
+    moments: dict[str, dict[str, ColumnMoments]] = {}
+    for name, part in parts.items():
+        values = (part if names else some(part)).double().cpu().numpy()
+        columns = {f"column {n!r}": values[~np.isnan(values[:, k]), k] for k, n in enumerate(names)}
+        each = columns or {"the input": values.ravel()}
+        moments[name] = {what: ColumnMoments.of(one, what) for what, one in each.items()}
+    compare_units(moments)
+
+
+def some(part: Tensor) -> Tensor:
+    """Return at most some hundred rows, from all over a part."""
+    return part[:: max(1, len(part) // _LOOKED_AT)]
 
 
 def _shown(name: str) -> str:
@@ -409,7 +483,7 @@ def agree_on(
 
     Args:
         files: what `ekiden silo sums` wrote at each silo.
-        spelling: merge or keep names that differ in case or blanks only; "" refuses them.
+        spelling: merge or keep names that are written in several ways; "" refuses them.
         expected: the silos of the federation, if they are known.
         schema: the study's schema, which becomes part of what is agreed on.
 
@@ -501,10 +575,8 @@ def _spelled(told: Sequence[ColumnSums], spelling: str) -> list[ColumnSums]:
         names[f"column {column!r}"] = {one.silo: one.categories[column] for one in told}
     if not spelling:
         refuse_spellings(names)
-    if spelling != "keep" and all(name.isdecimal() for one in told for name in one.classes):
-        line = numbered_from_two({one.silo: set(map(int, one.classes)) for one in told})
-        if line:
-            raise UserError(f"{line}: number them alike, or take them as they are by --spelling=keep")
+    if spelling != "keep" and (line := numbered_from_two({one.silo: one.classes for one in told})):
+        raise UserError(f"{line}: number them alike, or take them as they are by --spelling=keep")
     if spelling != "merge":
         return list(told)
     instead = {column: merging(each) for column, each in names.items()}

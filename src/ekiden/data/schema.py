@@ -259,7 +259,8 @@ def read(path: Path | str) -> Schema:
             values = tomllib.loads(text)
     except OSError as error:
         raise UserError(
-            f"cannot read the schema {path} ({error.strerror}): `ekiden data SOURCE --schema {path.name}` drafts one"
+            f"cannot read the schema {path} ({error.strerror}): check the name; `ekiden data SOURCE --draft-schema "
+            f"{path.name}` drafts one"
         ) from None
     except (ValueError, RecursionError) as error:  # also of TOML and of the encoding
         raise UserError(f"{path} is not valid TOML: {error}") from None

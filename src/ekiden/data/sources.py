@@ -18,7 +18,7 @@ from ekiden.base.outside import require_extra
 from ekiden.data import cache, frames
 from ekiden.data.assemble import assemble, augmented, from_tensors
 from ekiden.data.augment import Augment
-from ekiden.data.columns import Columns, Reading, kind_of, reading, samples
+from ekiden.data.columns import Columns, Reading, reading, samples
 from ekiden.data.holdings import (
     Holding,
     Source,
@@ -28,6 +28,7 @@ from ekiden.data.holdings import (
     hold,
     named_silos,
     suits,
+    walked,
     written,
 )
 from ekiden.data.kinds import Images
@@ -203,7 +204,7 @@ class _Request:
         def held() -> list[Holding]:
             return [hold(path, self.reading, silo, usual=self.spec.columns) for silo, path in sources.items()]
 
-        return self.kept(stem, _contents(sources, self.reading), held)
+        return self.kept(stem, _contents(sources, self.reading, self.spec.columns), held)
 
     def kept(
         self, stem: str, pieces: Iterable[bytes | memoryview | str | Path], held: Callable[[], list[Holding]]
@@ -218,9 +219,10 @@ class _Request:
         if self.like is not None:
             return self.made(held)
         spec = (self.spec.columns, self.spec.domains, self.spec.hub)
-        schema = [Path(self.reading.schema).expanduser()] if self.reading.schema else []
+        code = self.reading.sample_kind.rpartition(":")[0] if outside.is_file(self.reading.sample_kind) else ""
+        own = [Path(file).expanduser() for file in (self.reading.schema, code) if file]
         try:
-            content = cache.key([repr((self.reading, self.size, self.task, self.classes, *spec)), *schema, *pieces])
+            content = cache.key([repr((self.reading, self.size, self.task, self.classes, *spec)), *own, *pieces])
         except OSError as error:
             raise UserError(f"cannot read {error.filename} ({error.strerror}): check that it is there.") from error
         made = cache.cached(stem, content, lambda: self.made(held))
@@ -328,13 +330,15 @@ def path_of(name: str) -> Path | None:
     raise UserError(f"{unknown('data set', name, {*NAMED, *there})} There is no file or folder of that name either.")
 
 
-def _contents(sources: Mapping[str, Path], how: Reading) -> Iterator[str | Path]:
+def _contents(sources: Mapping[str, Path], reading: Reading, usual: Columns) -> Iterator[str | Path]:
     """Yield all that samples are made of: the files, and the images that they name."""
     for silo, path in sources.items():
         parts = [part for part in find(path) if part is not None]
-        check_class_folders(parts, kind_of(how))
+        check_class_folders(parts, reading)
         for number, part in enumerate(parts):
-            for inside, file in files(part, kind_of(how), how.image_column):
+            found, left = walked(part, reading) if part.is_dir() else (files(part, reading, usual), "")
+            yield str(left)  # what is said about it is kept, too
+            for inside, file in found:
                 yield f"{silo}:{number}:{inside}"
                 yield file
 

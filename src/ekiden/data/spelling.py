@@ -1,33 +1,48 @@
-"""Find names of classes and categories that differ in case or blanks only, and take them as one if the user says so."""
+"""Find names of classes, categories and silos that are written in several ways, and make them one if the user says so.
 
+Names are alike if they differ in case, blanks, hyphens or characters that nobody sees only; or if all names of a column
+mean yes or no: yes, Y, true and 1 are one.
+"""
+
+import re
 import unicodedata
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ekiden.base.errors import DataWarning, UserError
+from ekiden.base.errors import UserError, tell
 from ekiden.base.outside import pa, pc
 from ekiden.data.cells import is_text
 from ekiden.data.kinds import Inputs, Table
 from ekiden.data.undecoded import Raw, natural
 
 Spelling = Literal["", "merge", "keep"]
+_YES, _NO = ("yes", "y", "true", "t", "1", "ja", "j", "oui", "si"), ("no", "n", "false", "f", "0", "nein", "non")
+_TRUTH = dict.fromkeys(_YES, "yes") | dict.fromkeys(_NO, "no")
 _SHOWN = 5
 _MANY = 1000  # different texts in a column; more are hardly names of categories
 _AGREED = "agreed"
+ALIKE = "names that differ in case, blanks or hyphens only, or mean the same"
 
 
 def fold(name: str) -> str:
-    """Return a name without differences in case, blanks and the form of characters."""
-    return " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+    """Return a name without differences in case, blanks, hyphens and the form of characters."""
+    seen = "".join(c for c in unicodedata.normalize("NFKC", name) if unicodedata.category(c) != "Cf")
+    return " ".join(re.sub(r"(?<=\w)[-_](?=\w)", " ", seen.casefold()).split())
+
+
+def folded(names: Iterable[str]) -> dict[str, str]:
+    """Return what each name of a column is without differences of spelling."""
+    found = {name: fold(name) for name in names}
+    return {k: _TRUTH[f] for k, f in found.items()} if set(found.values()) <= set(_TRUTH) else found
 
 
 def spellings(names: Mapping[str, Mapping[str, int]]) -> list[list[tuple[str, list[str]]]]:
-    """Return the names that are equal up to case and blanks.
+    """Return the names that are alike.
 
     Args:
         names: for each silo, its names and how many rows have each.
@@ -42,8 +57,8 @@ def spellings(names: Mapping[str, Mapping[str, int]]) -> list[list[tuple[str, li
         for name in found:
             silos.setdefault(name, []).append(silo)
     alike: dict[str, list[str]] = {}
-    for name in silos:
-        alike.setdefault(fold(name), []).append(name)
+    for name, key in folded(silos).items():
+        alike.setdefault(key, []).append(name)
     return [
         [(name, silos[name]) for name in sorted(each, key=lambda n: (-rows[n], natural(n)))]
         for each in alike.values()
@@ -52,20 +67,20 @@ def spellings(names: Mapping[str, Mapping[str, int]]) -> list[list[tuple[str, li
 
 
 def refuse_spellings(names: Mapping[str, Mapping[str, Mapping[str, int]]]) -> None:
-    """Refuse names that are equal up to case and blanks.
+    """Refuse names that are alike.
 
     Args:
         names: for each column, and each silo, its names and how many rows have each.
     """
     if pairs := _pairs(names):
         raise UserError(
-            f"{pairs}: names that differ in case or blanks only. Take them as one by --spelling=merge (spelling in "
-            "silo.toml), or as different by --spelling=keep"
+            f"{pairs}: {ALIKE}. Take them as one by --spelling=merge (spelling in silo.toml), or as different by "
+            "--spelling=keep"
         )
 
 
 def _pairs(names: Mapping[str, Mapping[str, Mapping[str, int]]]) -> str:
-    """Return in words which names are equal up to case and blanks; empty if none are."""
+    """Return in words which names are alike; empty if none are."""
     found = [(column, ways) for column, each in names.items() for ways in spellings(each)]
     shown = []
     for column, ways in found[:_SHOWN]:
@@ -76,13 +91,14 @@ def _pairs(names: Mapping[str, Mapping[str, Mapping[str, int]]]) -> str:
 
 def merging(names: Mapping[str, Mapping[str, int]], known: Sequence[str] = ()) -> dict[str, str]:
     """Return the spelling to use for each name that is written in another way: a known one, or else the commonest."""
-    wanted = {fold(name): name for name in reversed(known)}
     rows: Counter[str] = Counter()
     for found in names.values():
         rows.update(found)
+    keys = folded({*rows, *known})
+    wanted = {keys[name]: name for name in reversed(known)}
     for name in sorted(rows, key=lambda n: (-rows[n], natural(n))):
-        wanted.setdefault(fold(name), name)
-    return {name: wanted[fold(name)] for name in rows if wanted[fold(name)] != name and name not in known}
+        wanted.setdefault(keys[name], name)
+    return {name: wanted[keys[name]] for name in rows if wanted[keys[name]] != name and name not in known}
 
 
 def _silos(names: Sequence[str]) -> str:
@@ -90,15 +106,18 @@ def _silos(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
+_OWNERS: tuple[Literal["group", "domain", "subject"], ...] = ("group", "domain", "subject")
+
+
 def spelled(
     raws: Sequence[Raw], silos: Sequence[str], how: Spelling, classes: Sequence[str], known: Inputs | None
 ) -> list[Raw]:
-    """Return all parts of a data set with one spelling of each class and category.
+    """Return all parts of a data set with one spelling of each class, category, group, domain and subject.
 
     Args:
         raws: the parts.
         silos: name of the silo that holds each part; "" if the part's groups are the silos, or there are none.
-        how: merge or keep names that differ in case or blanks only; "" refuses them.
+        how: merge or keep names that are alike; "" refuses them.
         classes: names of the classes, if they are known.
         known: what samples become, if that is known: the categories of tables.
     """
@@ -106,11 +125,14 @@ def spelled(
         return list(raws)
     label = f"the label {raws[0].targets[0] if raws[0].targets else 'label'!r}"
     texts = {f"column {name!r}": name for name in _texts(raws)}
-    found: dict[str, dict[str, Counter[str]]] = {}
-    if all(raw.label.dtype.kind == "U" and raw.label.ndim == 1 and not raw.classes for raw in raws):
-        found[label] = _by_silo([raw.label.tolist() for raw in raws], raws, silos)
+    owners = {f"the {what} column": what for what in _OWNERS if all(_named(getattr(raw, what)) for raw in raws)}
+    found: dict[str, Mapping[str, Mapping[str, int]]] = {}
+    if any(_named(raw.label) for raw in raws) and all(raw.label.ndim == 1 and not raw.classes for raw in raws):
+        found[label] = _by_silo([raw.label.astype(np.str_).tolist() for raw in raws], raws, silos)
     for what, column in texts.items():
         found[what] = _by_silo([raw.images[column].to_pylist() for raw in raws], raws, silos)
+    for what, part in owners.items():
+        found[what] = {raw.source: _counted(getattr(raw, part)) for raw in raws}
     agreed: dict[str, Sequence[str]] = {label: classes}
     if isinstance(known, Table) and known.vocabularies:
         agreed |= {f"column {c!r}": v for c, v in zip(known.categorical, known.vocabularies, strict=True)}
@@ -119,48 +141,77 @@ def spelled(
         if not raws[0].given or any(silos):
             refuse_spellings(written)
         elif pairs := _pairs(written):  # arrays of one owner, whose names are not read
-            warnings.warn(f"{pairs}: names that differ in case or blanks only", DataWarning, stacklevel=3)
+            tell(f"{pairs}: {ALIKE}")
         return list(raws)
     instead = {what: merging(each, agreed.get(what, ())) for what, each in found.items()}
     columns = {column: instead[what] for what, column in texts.items()}
-    return [_renamed(raw, instead.get(label, {}), columns) for raw in raws]
+    parts = {part: instead[what] for what, part in owners.items()} | {"label": instead.get(label, {})}
+    return [_renamed(raw, columns, parts) for raw in raws]
 
 
-def check_numbering(raws: Sequence[Raw], silos: Sequence[str], how: Spelling) -> None:
-    """Refuse labels that some silos number from 0 and others from 1; of arrays only say so.
+def _named(values: NDArray[Any] | None) -> bool:
+    return values is not None and values.dtype.kind == "U"
+
+
+def _counted(values: NDArray[Any]) -> dict[str, int]:
+    return dict(zip(*(each.tolist() for each in np.unique(values, return_counts=True)), strict=True))
+
+
+def check_classes(raws: Sequence[Raw], silos: Sequence[str], how: Spelling) -> None:
+    """Refuse classes that some silos write in another way than the others; of arrays only say so.
+
+    They are numbered from 0 and from 1, or a silo of several classes shares none with the others.
 
     Args:
         raws: as in `spelled`.
         silos: as in `spelled`.
-        how: keep takes the numbers as they are.
+        how: keep takes the classes as they are.
     """
-    whole = all(raw.label.ndim == 1 and raw.label.dtype.kind in "iu" and not raw.classes for raw in raws)
-    if how == "keep" or not whole:
+    if how == "keep" or any(raw.label.ndim > 1 or raw.label.dtype.kind == "f" for raw in raws):
         return
-    held: dict[str, set[int]] = {}
+    held: dict[str, set[str]] = {}
     for raw, silo in zip(raws, silos, strict=True):
+        labels = np.array(raw.classes)[raw.label] if raw.classes and raw.label.dtype.kind == "i" else raw.label
         owners = np.full(len(raw), silo) if silo or raw.group is None else raw.group.astype(np.str_)
-        names, place = np.unique(owners, return_inverse=True)
-        for owner, label in np.unique(np.stack([place, raw.label]), axis=1).T.tolist():
-            held.setdefault(str(names[owner]), set()).add(label)
-    if not (line := numbered_from_two(held)):
+        for owner in np.unique(owners):
+            held.setdefault(str(owner), set()).update(map(str, np.unique(labels[owners == owner])))
+    line = numbered_from_two(held) or _nothing_in_common(held)
+    if not line:
         return
     if not raws[0].given:
-        raise UserError(f"{line}: number them alike, or take them as they are by --spelling=keep")
-    warnings.warn(f"{line}: check that a number means the same everywhere", DataWarning, stacklevel=3)
+        raise UserError(f"{line}: write classes alike, or take them as they are by --spelling=keep")
+    tell(f"{line}: check that a class means the same everywhere")
 
 
-def numbered_from_two(held: Mapping[str, set[int]]) -> str:
+def _nothing_in_common(held: Mapping[str, set[str]]) -> str:
+    """Name a silo of several classes that shares none with the others; "" if there is none."""
+    owners = Counter(label for own in held.values() for label in own)
+    for name, own in held.items():
+        if 1 < len(own) < len(owners) and all(owners[label] == 1 for label in own):
+            here, there = (
+                ", ".join(map(repr, sorted(each, key=natural)[:_SHOWN])) for each in (own, set(owners) - own)
+            )
+            return f"silo {name} shares no class with others (it has {here}; others have {there})"
+    return ""
+
+
+def numbered_from_two(held: Mapping[str, Iterable[str]]) -> str:
     """Say that some silos number their classes from 0, and others as many from 1; "" if they do not.
 
     Args:
-        held: for each silo, its labels.
+        held: for each silo, its labels. Nothing is said unless all are whole numbers.
     """
-    every = set().union(*held.values()) if held else set()
+    if not all(re.fullmatch(r"-?\d{1,18}", name) for own in held.values() for name in own):
+        return ""
+    numbers = {silo: set(map(int, own)) for silo, own in held.items()}
+    every = set().union(*numbers.values())
     high = max(every, default=0)
-    zero = [silo for silo, labels in held.items() if 0 in labels]
-    one = [silo for silo, labels in held.items() if high in labels]
-    shifted = any(held[s] == every - {high} for s in zero) and any(held[s] == every - {0} for s in one)
+    if every == {-1, 0, 1} and {-1, 0, 1} not in numbers.values():
+        signed, plain = ([silo for silo, own in numbers.items() if n in own] for n in (-1, 0))
+        return f"classes are -1 and 1 at {_silos(signed)}, but 0 and 1 at {_silos(plain)}"
+    zero = [silo for silo, labels in numbers.items() if 0 in labels]
+    one = [silo for silo, labels in numbers.items() if high in labels]
+    shifted = any(numbers[s] == every - {high} for s in zero) and any(numbers[s] == every - {0} for s in one)
     counted = min(every, default=0) == 0 and len(every) == high + 1  # labels may be codes of 16 digits
     if high < 2 or not counted or set(zero) & set(one) or not shifted:
         return ""
@@ -181,7 +232,7 @@ def _texts(raws: Sequence[Raw]) -> list[str]:
 
 
 def _by_silo(
-    values: Sequence[np.typing.NDArray[np.generic]], raws: Sequence[Raw], silos: Sequence[str]
+    values: Sequence[Sequence[str | None]], raws: Sequence[Raw], silos: Sequence[str]
 ) -> dict[str, Counter[str]]:
     """Count names by the silo that writes them."""
     found: dict[str, Counter[str]] = {}
@@ -193,13 +244,17 @@ def _by_silo(
     return found
 
 
-def _renamed(raw: Raw, labels: Mapping[str, str], columns: Mapping[str, Mapping[str, str]]) -> Raw:
-    """Return a part with other names of classes and categories."""
+def _renamed(raw: Raw, columns: Mapping[str, Mapping[str, str]], parts: Mapping[str, Mapping[str, str]]) -> Raw:
+    """Return a part with other names of categories, and of labels and owners (`parts`)."""
     table = raw.images
     for column, other in columns.items():
         if other:
             place = table.column_names.index(column)
             named = pa.array([other.get(name, name) for name in table[column].to_pylist()], pa.string())
             table = table.set_column(place, table.schema.field(column).with_type(pa.string()), named)
-    label = np.array([labels.get(name, name) for name in raw.label.tolist()]) if labels else raw.label
-    return replace(raw, images=table, label=label)
+    changed: dict[str, Any] = {
+        part: np.array([other.get(name, name) for name in getattr(raw, part).astype(np.str_).tolist()])
+        for part, other in parts.items()
+        if other
+    }
+    return replace(raw, images=table, **changed)

@@ -15,7 +15,7 @@ from ekiden.base import outside
 from ekiden.base.errors import UserError, counted
 from ekiden.data import frames, sources, targets
 from ekiden.data.cells import DATE, Writing
-from ekiden.data.columns import USUAL, Reading, image_column
+from ekiden.data.columns import Reading, image_column
 from ekiden.data.holdings import Holding, find, hold, named_silos, read_part
 from ekiden.data.kinds import Images, Table, Tokens, arrays
 from ekiden.data.kinds.arrays import is_list
@@ -137,7 +137,7 @@ def _sample_column(raw: Raw, reading: Reading) -> str:
     if not (file := Path(raw.source)).is_file() or file.suffix.lower() in arrays.SUFFIXES:
         return raw.kind.column or "x"
     table = frames.arrow(file, raw.source)
-    image = image_column(table, USUAL, set())
+    image = image_column(table, reading)
     return image or next(n for n in table.column_names if is_list(table[n].type))
 
 

@@ -23,6 +23,7 @@ from ekiden.data.tasks import (
     names_of,
     scaled,
 )
+from ekiden.data.tasks.base import IGNORED
 from ekiden.data.undecoded import Raw, natural
 
 _MANY = 50  # different whole numbers in a label; more are hardly classes
@@ -65,6 +66,8 @@ def targets(
         raise UserError(f"the labels differ in shape ({shapes}): give all samples the same labels")
     if like is not None:
         return y, like.classes, chosen
+    if isinstance(chosen, Segmentation) and classes is None:
+        _refuse_gaps(sorted({label for part in y for label in np.unique(part.numpy()).tolist()}), first.source)
     if isinstance(chosen, Regression) and first.targets:
         for column, name in enumerate(first.targets[: 1 if y[0].ndim == 1 else y[0].shape[1]]):
             numbers = torch.cat([part if part.ndim == 1 else part[:, column] for part in y])
@@ -73,6 +76,17 @@ def targets(
     if columns and len(columns) != (width := 1 if y[0].ndim == 1 else y[0].shape[1]):
         columns = tuple(f"{columns[0]}-{k}" for k in range(width))
     return y, columns or names_of(chosen, torch.cat(y), classes), chosen
+
+
+def _refuse_gaps(labels: Sequence[int], source: str) -> None:
+    """Refuse masks with numbers such as 0 and 255, of which most would be classes without a pixel."""
+    classes = [label for label in labels if label != IGNORED]
+    if classes and classes[-1] >= 2 * len(classes):
+        shown = ", ".join(map(str, classes[:_SHOWN])) + ", ..." * (len(classes) > _SHOWN)
+        raise UserError(
+            f"pixels of {source} have the labels {shown} only: number classes from 0 without gaps (255 often means "
+            f"foreground, which is 1, or pixels to ignore, which are {IGNORED}), or name all by classes="
+        )
 
 
 def _guess(raws: Sequence[Raw]) -> Task:

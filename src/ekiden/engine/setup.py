@@ -14,7 +14,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.settings import Hardware
 from ekiden.data import kinds
 from ekiden.data.samples import ClientData, FederatedData, Subset
-from ekiden.data.tasks import recorded
+from ekiden.data.tasks import Task, recorded
 from ekiden.engine.folder import data_digests, model_differences
 from ekiden.engine.method import Method, Size
 from ekiden.engine.networks import network_name
@@ -172,24 +172,29 @@ def check_model(worker: Worker, data: FederatedData) -> None:
             "no gradient reaches the model's parameters: its output is cut off from them, by detach, no_grad or a "
             "conversion to another library; take that out of forward"
         )
-    out = out.detach()
-    _refuse_probabilities(worker.network.module, out, data)
+    _refuse_probabilities(out, data.dataset.task)
     worker.setup.method.check_network(Size.of(worker.network, dataset.shape, task))
 
 
-def _refuse_probabilities(module: nn.Module, out: torch.Tensor, data: FederatedData) -> None:
-    """Refuse a network whose outputs are probabilities: the loss of the task makes them of its outputs."""
-    task = data.dataset.task
-    last = [part for part in module.modules() if not [*part.children()]][-1:]
-    sigmoid = task.kind == "multi-label" and any(isinstance(part, nn.Sigmoid) for part in last)
-    softmax = task.kind in ("classification", "segmentation") and any(isinstance(part, nn.Softmax) for part in last)
-    if task.kind == "classification" and out.ndim == 2 and out.shape[1] > 1:
-        softmax |= bool((out >= 0).all()) and bool(torch.allclose(out.sum(1), torch.ones(len(out)).to(out), atol=1e-4))
-    if softmax or sigmoid:
-        name = "softmax" if softmax else "sigmoid"
+_LAST = {"Softmax": "softmax", "Sigmoid": "sigmoid", "Relu": "ReLU", "Tanh": "tanh"}
+
+
+def _refuse_probabilities(out: torch.Tensor, task: Task) -> None:
+    """Refuse a network whose last operation bounds its outputs: they are logits, or numbers of any size."""
+    last = _LAST.get(type(out.grad_fn).__name__.removesuffix("Backward0"), "")
+    if task.kind == "regression" and last:
         raise UserError(
-            f"the model ends in a {name}: its outputs are probabilities, but training applies the {name} itself: leave "
-            "the last layer out, so that the model returns logits"
+            f"the model ends in a {last}, so it cannot give all numbers: targets are scaled to mean 0 and deviation 1; "
+            "leave the last layer out"
+        )
+    if task.kind == "classification" and out.ndim == 2 and out.shape[1] > 1 and bool((out >= 0).all()):
+        sums = out.detach().sum(1)
+        last = "softmax" if torch.allclose(sums, torch.ones_like(sums), atol=1e-4) else last
+    if last in ("softmax", "sigmoid") and task.kind in ("classification", "segmentation", "multi-label"):
+        own = "sigmoid" if task.kind == "multi-label" else "softmax"
+        raise UserError(
+            f"the model ends in a {last}, but training applies the {own} itself to its outputs: leave the last layer "
+            "out, so that the model returns logits"
         )
 
 

@@ -19,6 +19,9 @@ SHORTEST = 16
 SUFFIXES = (".npy", ".npz", ".safetensors")
 _MOST_CHANNELS = 4
 _DARK = 32  # smallest largest value of pixels from 0 to 255
+_PIXELS = 64  # values of a sample from which whole numbers may be pixels
+_UNSCALED = 1000  # values above it are hardly scaled
+_LONGER = 4  # times as many channels as values in time
 
 
 @dataclass(frozen=True)
@@ -134,8 +137,8 @@ def noticed(x: Tensor, what: str) -> Tensor:
     if x.dtype == torch.uint8 and x.ndim == 3:
         return x.unsqueeze(1)
     shape, bytes_ = tuple(x.shape), x.dtype == torch.uint8
-    if x.ndim == 4 and shape[3] <= _MOST_CHANNELS and shape[1] not in (1, 3):
-        if bytes_ and min(shape[1:3]) > _MOST_CHANNELS:
+    if x.ndim == 4 and shape[1] not in (1, 3) and (shape[3] <= _MOST_CHANNELS or shape[3] < shape[1] == shape[2]):
+        if bytes_ and shape[3] <= _MOST_CHANNELS < min(shape[1:3]):
             x = x.movedim(3, 1)
             tell(f"{what} has x of shape {shape}: the channels come last, so they are moved, to {tuple(x.shape)}")
         else:
@@ -143,17 +146,26 @@ def noticed(x: Tensor, what: str) -> Tensor:
                 f"{what} has x of shape {shape}, which is read as {shape[1]} channels of {shape[2]} x {shape[3]}: if "
                 "the channels come last, move them, as in x.transpose(0, 3, 1, 2)"
             )
-    if not bytes_ and _pictured(x):
+    if x.ndim == 3 and shape[2] < SHORTEST and shape[1] >= _LONGER * shape[2]:
         tell(
-            f"{what} has floats from {float(x.min()):g} to {float(x.max()):g}, which are used unchanged: if they are "
-            "pixels, give uint8 or divide by 255, or give their mean and std"
+            f"{what} has x of shape {shape}, which is read as {shape[1]} channels with {shape[2]} values in time: if "
+            "time comes first, move it, as in x.transpose(0, 2, 1)"
+        )
+    low, high = float(x.min()), float(x.max())
+    if not bytes_ and _pictured(x, low, high):
+        tell(
+            f"{what} has floats from {low:g} to {high:g}, which are used unchanged: if they are pixels, give uint8 or "
+            "divide by 255, or give their mean and std"
+        )
+    elif not bytes_ and max(-low, high) > _UNSCALED:
+        tell(
+            f"{what} has floats from {low:g} to {high:g}, which are used unchanged: networks learn from values around "
+            "1, so scale them, or give their mean and std"
         )
     return x
 
 
-def _pictured(x: Tensor) -> bool:
-    """Return whether floats look like pixels from 0 to 255."""
-    if x.ndim == 3 and x.shape[1] == x.shape[2]:  # grey images without a channel, or signals
-        return float(x.min()) >= 0 and _DARK <= float(x.max()) <= 255 and bool((x == x.round()).all())
+def _pictured(x: Tensor, low: float, high: float) -> bool:
+    """Return whether floats look like pixels from 0 to 255: images with channels, or many whole numbers."""
     images = x.ndim == 4 and (x.shape[1] in (1, 3) or x.shape[3] in (1, 3))
-    return images and float(x.min()) >= 0 and _DARK <= float(x.max()) <= 255
+    return low >= 0 and _DARK <= high <= 255 and (images or (x[0].numel() >= _PIXELS and bool((x == x.round()).all())))

@@ -206,17 +206,19 @@ def decode(
         channels = _channels(images, looks, shape)
         width, height = (images.size, images.size) if images.size else _one_size(looks, sides[0][0].source)
         strict = channels == 1 and images.colour == "auto"  # then no image may have colours
-        out, levels = [], list[int | None]()
+        out, levels, brightest = [], list[int | None](), list[int]()
         for side in each:
             pixels = mapped.room((len(side), channels, height, width))
             chunks = [(side[at : at + CHUNK], pixels[at : at + CHUNK]) for at in range(0, len(side), CHUNK)]
-            for found, blank in pool.map(lambda chunk: _chunk(chunk[0], chunk[1], images, strict), chunks):
+            for found, bright, blank in pool.map(lambda chunk: _chunk(chunk[0], chunk[1], images, strict), chunks):
                 levels += found
+                brightest += bright
                 told.blank += blank
             out.append(pixels)
     if not shape:
         _check_levels(_by_silo(items), levels, images)
-        told.silos += _unlike(_by_silo(each[0]), looks, levels, channels, images)  # these places come first
+        silos = _by_silo(each[0])  # these places come first
+        told.silos += _unlike(silos, looks, levels, channels, images) + _dark(silos, brightest)
     if notes is None:
         first, *others = dict.fromkeys(raw.source for side in sides for raw in side)
         told.warn(f"{first} and {counted(len(others), 'other')}" if others else first)
@@ -289,6 +291,17 @@ def _unlike(
     return lines
 
 
+def _dark(silos: dict[Hashable, list[int]], brightest: Sequence[int]) -> list[str]:
+    """Return a line about silos in which all pixels are nearly black, as if they were stored with fewer bits."""
+    most = {silo: max(brightest[place] for place in places) for silo, places in silos.items()}
+    if not (dark := [silo for silo, value in most.items() if value < _FEW]):
+        return []
+    return [
+        f"images in {_first(dark)} use values up to {max(most[silo] for silo in dark)} of 255: check that they are not "
+        "masks, or stored with fewer bits than they say"
+    ]
+
+
 def _first(silos: Sequence[Hashable]) -> str:
     return f"{silos[0]} and {counted(len(silos) - 1, 'other')}" if len(silos) > 1 else str(silos[0])
 
@@ -305,13 +318,16 @@ def _look(item: _Item) -> Look:
         raise _named(item, error) from error
 
 
-def _chunk(items: Sequence[_Item], into: Tensor, images: Images, strict: bool) -> tuple[list[int | None], int]:
+def _chunk(
+    items: Sequence[_Item], into: Tensor, images: Images, strict: bool
+) -> tuple[list[int | None], list[int], int]:
     """Write the pixels of these images.
 
     Returns:
-        The largest value of each image that has more than 8 bits, otherwise None; and the number of images with NaN.
+        The largest value of each image that has more than 8 bits, otherwise None; the largest value of each image that
+        was written; and the number of images with NaN.
     """
-    levels, blank = list[int | None](), 0
+    levels, brightest, blank = list[int | None](), list[int](), 0
     for place, item in enumerate(items):
         try:
             source = _source(item)
@@ -321,10 +337,11 @@ def _chunk(items: Sequence[_Item], into: Tensor, images: Images, strict: bool) -
         except Exception as error:
             raise _named(item, error) from error
         levels.append(level)
+        brightest.append(int(pixels.max(initial=0)))
         blank += holes
         pixels = pixels if pixels.ndim == 3 else pixels[:, :, None]
         into[place].copy_(torch.from_numpy(pixels).permute(2, 0, 1))  # copies one grey channel into three
-    return levels, blank
+    return levels, brightest, blank
 
 
 def _source(item: _Item) -> Any:

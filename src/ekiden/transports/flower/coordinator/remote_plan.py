@@ -39,8 +39,8 @@ class RemotePlan(Checked, Generic[M]):
     sealed: bool = True
     """encrypt each value from the silo that has it to the party that uses it, so that nobody in between can read it"""
     spelling: Spelling = ""
-    """names of classes at several silos that differ in case or blanks only (Yes, yes): merge takes them as one, the
-    commonest spelling; keep as different. By default they are refused"""
+    """names of classes that silos write in several ways (Yes, yes, 1): merge takes them as one, the commonest spelling;
+    keep as different. By default they are refused"""
     revises: Annotated[str, tyro.conf.Suppress] = ""
     """the run that this one replaces, as `ekiden forget` and `ekiden join` write it"""
 

@@ -22,7 +22,7 @@ from ekiden.base.files import write
 from ekiden.base.settings import Hardware
 from ekiden.data.augment import Augment
 from ekiden.data.kinds import of_terms
-from ekiden.data.spelling import Spelling, fold, merging, numbered_from_two, spellings
+from ekiden.data.spelling import ALIKE, Spelling, folded, merging, numbered_from_two, spellings
 from ekiden.data.tasks import Classification, task_of_terms, terms
 from ekiden.data.tasks.counting import counting_of
 from ekiden.data.undecoded import natural
@@ -311,22 +311,21 @@ def _alike(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> Hello:
 
 
 def _spelled(one: tuple[str, ...], other: tuple[str, ...]) -> str:
-    """Return what to do if some names of classes of two silos differ in case or blanks only."""
+    """Return what to do if two silos write some names of classes in several ways."""
     alike = spellings({"one": dict.fromkeys(one, 1), "other": dict.fromkeys(other, 1)})
     pairs = ", ".join(" and ".join(said(repr(name), 60) for name, _ in ways) for ways in alike[:3])
     if pairs:
-        return f"{pairs} differ in case or blanks only: write them alike, or choose --spelling=merge or --spelling=keep"
-    numbers = all(name.isdecimal() for name in (*one, *other))
-    if numbers and numbered_from_two({"one": set(map(int, one)), "other": set(map(int, other))}):
+        return f"{pairs} are {ALIKE}: write them alike, or choose --spelling=merge or --spelling=keep"
+    if numbered_from_two({"one": one, "other": other}):
         return "some count classes from 0 and others from 1: number them alike"
     return ""
 
 
 def _one_spelling(hellos: Mapping[str, Hello], how: Spelling) -> Mapping[str, Hello]:
-    """Return what silos report, with one list of classes if these differ in case or blanks only and that is allowed."""
+    """Return what silos report, with one list of classes if these differ in spelling only and that is allowed."""
     lists = {hello.classes for hello in hellos.values()}
     classes = all(isinstance(task_of_terms(hello.task), Classification) for hello in hellos.values())
-    if not how or not classes or len(lists) == 1 or len({frozenset(map(fold, names)) for names in lists}) > 1:
+    if not how or not classes or len(lists) == 1 or len({frozenset(folded(names).values()) for names in lists}) > 1:
         return hellos
     together = {silo: dict.fromkeys(hello.classes, 1) for silo, hello in hellos.items()}
     instead = merging(together) if how == "merge" else {}

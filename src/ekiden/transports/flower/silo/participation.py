@@ -300,7 +300,7 @@ def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
 
 
 def _spelled(held: Held, terms: Agreement) -> Held:
-    """Return the silo's data with the names of classes that the run has, if its own differ in case or blanks only."""
+    """Return the silo's data with the names of classes that the run has, if its own differ in spelling only."""
     dataset, client = held
     if not terms.spelling or dataset.classes == terms.classes or not isinstance(dataset.task, Classification):
         return held

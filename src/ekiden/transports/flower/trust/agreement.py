@@ -110,7 +110,7 @@ class Agreement:
         values: digest of the network's frozen and pretrained values, which each silo has itself; empty if there are
             none.
         task: what the labels mean, see `ekiden.data.tasks.terms`.
-        spelling: whether names of classes that differ in case or blanks only are one class (merge) or several (keep).
+        spelling: whether names of classes that are written in several ways are one class (merge) or several (keep).
         schema: the study's schema, which the data of all silos meet; empty if there is none.
         revises: the run that this one replaces, as `Revision.text` gives it; empty if there is none.
         measures: digest of the model that silos measure and do nothing else, under the terms of the run that made it;
