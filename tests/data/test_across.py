@@ -206,7 +206,7 @@ def test_truth_values_and_numbers_are_two_spellings_also_in_files(tmp_path: Path
 def test_silos_without_a_class_in_common_stop_unless_they_are_kept_or_named() -> None:
     silos = answers(("dead", "alive"), ("exitus", "home"))
     with pytest.raises(
-        UserError, match=r"silo client-0 shares no class with others .*'alive', 'dead'.*--spelling keep"
+        UserError, match=r"silo client-0 shares no class with others .*'alive', 'dead'.*spelling='keep'"
     ):
         ekiden.federate(silos, label_column="died")
     assert len(ekiden.federate(silos, label_column="died", spelling="keep").dataset.classes) == 4
