@@ -161,8 +161,9 @@ def attack(name: str, members: Values, others: Values, delta: float = 0.0) -> At
 def epsilon_from(hits: int, members: int, alarms: int, others: int, delta: float = 0.0) -> float:
     """Return the least ε for which rates as good as these are possible, with 95 % confidence for independent samples.
 
-    Under (ε, δ) every test has TPR ≤ exp(ε)·FPR + δ and 1 - FPR ≤ exp(ε)·(1 - TPR) + δ (Kairouz, Oh, Viswanath, ICML
-    2015). Both rates are replaced by the pessimistic ends of Clopper and Pearson's intervals. Samples of one training
+    Under (ε, δ) every test finds a share of at most exp(ε) times its false alarms + δ, and the same holds for what it
+    does not find (Kairouz, Oh, Viswanath, ICML 2015). Both rates are replaced by the pessimistic ends of Clopper and
+    Pearson's intervals. Samples of one training
     are not quite independent, so this is an estimate and no proof.
     """
     tail = (1 - _CONFIDENCE) / 2
