@@ -112,6 +112,7 @@ def test_the_clients_of_the_papers(real: Real) -> None:
         assert abs(len(client.test) - 0.2 * size) < 7  # each of the seven classes is rounded
 
 
+@pytest.mark.slow
 def test_label_skew_at_full_size(real: Real) -> None:
     for clients in 10, 100:
         fed = split(real("cifar10"), Dirichlet(0.5), clients, seed=0)
