@@ -44,7 +44,7 @@ def test_at_the_command_line_messages_of_worker_processes_name_flags(command: ob
 
 
 def flags_in(file: Path) -> Iterator[str]:
-    """Yield the flags that the texts of a file name outside commands in backticks; docstrings and help are no texts."""
+    """Yield the flags that the texts of a file name outside commands in backticks; docstrings and help do not count."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}

@@ -100,7 +100,7 @@ def check(
         checks: the checks to make.
 
     Raises:
-        UserError: it is no class, or no method has this name.
+        UserError: it is not a class, or no method has this name.
     """
     if isinstance(kind, str):
         trust(kind)
