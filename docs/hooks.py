@@ -34,7 +34,7 @@ ROOT_PAGES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
-    "SECURITY.md": "security.md",
+    "SECURITY.md": "vulnerabilities.md",
 }
 SHIM = "assets/iframe-worker.js"
 NOTEBOOKS = ROOT / "docs" / "notebooks"

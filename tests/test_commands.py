@@ -256,7 +256,8 @@ FUNCTIONS: dict[str, str] = {
 NO_FUNCTION = {
     "new method": "it writes files to edit",
     "trust": "a person decides at the terminal which files may run",
-    **dict.fromkeys(("federation init", "federation start", "federation agree", "ps", "stop"), "it operates a service"),
+    **dict.fromkeys(("ps", "stop"), "it operates a service"),
+    **{name: "it operates a service" for name in COMMANDS if name.startswith("federation ")},
     **{name: "it operates a silo" for name in COMMANDS if name.startswith("silo ")},
 }
 """Commands without a function, and why."""

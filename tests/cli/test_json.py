@@ -23,7 +23,7 @@ NOT_A_TABLE = {
     "new method": "it writes files",
     "trust": "it prints a line",
     "stop": "it prints a line",
-    **dict.fromkeys(("federation init", "federation start", "federation agree"), "it prints lines of a service"),
+    **{f"federation {name}": "it prints lines" for name in ("init", "start", "agree", "add", "rotate", "revoke")},
     **{name: "it runs at a silo" for name in COMMANDS if name.startswith("silo ")},
 }
 PAGE = (DOCS / "json.md").read_text(encoding="utf-8")

@@ -170,14 +170,19 @@ def together(files: list[Path]) -> FederatedData:
 def test_five_machines_run_by_the_commands_on_the_page(machines: dict[str, Machine], tmp_path: Path) -> None:
     """Exactly those of the page, except for scp, which copies on one disk here."""
     lines = [line.partition("#")[::2] for line in commands()]
-    (init, _), (copy, _), (start, _), (silo, where), (run, _) = lines
-    assert len(lines) + len(SILOS) - 1 <= 8
-    assert where.strip() == "at a; the same at b, c and d"
+    (make, at), (bring, _), (init, _), (copy, _), (join, _), (start, _), (silo, where), (run, _) = lines
+    assert at.strip() == where.strip() == "at a; the same at b, c and d"
     link = machines["link"]
+    for name in SILOS:
+        machines[name].type(make.replace(" a ", f" {name} "))
+    assert bring.strip() == "for s in a b c d; do scp $s.example.org:$s/$s.key.pub .; done"
+    link.type(bring.replace("scp $s.example.org:", "cp ../$s/"))
     assert HOST in init
     link.type(init)
-    assert copy.strip() == "for s in a b c d; do scp -r fed/silos/$s $s.example.org:; done"
-    link.type(copy.replace("scp -r", "cp -r").replace("$s.example.org:", "../$s/"))
+    assert copy.strip() == "for s in a b c d; do scp fed/roster.json $s.example.org:; done"
+    link.type(copy.replace("scp", "cp").replace("$s.example.org:", "../$s/"))
+    for name in SILOS:
+        machines[name].type(join.replace("a/silo.toml", f"{name}/silo.toml"))
     for place, name in enumerate(SILOS):
         pictures(machines[name].folder / name / "data", place)
     log = link.start(start)

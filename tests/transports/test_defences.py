@@ -1,4 +1,4 @@
-"""Each defence named on docs/deployment.md that these tests know is taken away, one at a time: a test must notice."""
+"""Each defence named on docs/security.md that these tests know is taken away, one at a time: a test must notice."""
 
 import os
 import shutil
@@ -60,6 +60,24 @@ DEFENCES = {
         "file.link.address, link]",
         '"", ""]',
         "tests/transports/test_approval.py::test_an_approval_is_for_one_coordinator",
+    ),
+    "a known key is not replaced": (
+        f"{FLOWER}/silo/enrolment.py",
+        "and name not in replace:",
+        "and not name:",
+        "tests/transports/test_enrolment.py::test_a_coordinator_does_not_replace_a_key_that_a_silo_knows",
+    ),
+    "a revoked key is refused": (
+        f"{FLOWER}/superlink.py",
+        "if self._read[path.stem][1] == public:",
+        "if self._read[path.stem][1] or True:",
+        "tests/transports/test_enrolment.py::test_a_revoked_key_is_refused_at_once",
+    ),
+    "a monitor opens few connections": (
+        f"{FLOWER}/metrics.py",
+        "alarm.start()",
+        "",
+        "tests/transports/test_metrics.py::test_slow_and_many_connections_are_closed",
     ),
     "features are the silo's own": (
         "methods/exact/blocks/fixed_features.py",

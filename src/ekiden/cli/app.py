@@ -32,9 +32,15 @@ COMMANDS = {
     "check": "conformance.command:check_method",
     "new method": "cli.own:new",
     "trust": "cli.own:trust",
-    "federation init": "cli.silos:init",
-    "federation start": "cli.silos:start_federation",
-    "federation agree": "cli.silos:agree",
+    "federation init": "cli.federations:init",
+    "federation start": "cli.federations:start_federation",
+    "federation agree": "cli.federations:agree",
+    "federation add": "cli.federations:add",
+    "federation rotate": "cli.federations:rotate",
+    "federation revoke": "cli.federations:revoke",
+    "federation status": "cli.federations:status",
+    "silo init": "cli.silos:init_silo",
+    "silo join": "cli.silos:join_roster",
     "silo start": "cli.silos:start",
     "silo keys": "cli.silos:make_keys",
     "silo register": "cli.silos:register",
@@ -80,7 +86,8 @@ published tables
   sweep FILE        run one, or go on with it
   results SWEEP...  results next to the printed values
 between machines
-  federation init   certificates, keys and a folder for each silo
+  silo init FOLDER  a silo's key and file; its public key goes to the coordinator
+  federation init   certificates, and a roster of the silos' public keys
   federation start  the SuperLink that these silos connect to
   silo start        take part with data that stay here
   ps, stop RUN      list runs, end one of them

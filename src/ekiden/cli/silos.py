@@ -1,7 +1,7 @@
 """The command line between machines.
 
-At a silo: `ekiden silo start | keys | register | sums | release | approve`. At the coordinator: `ekiden federation
-init | start | agree`, `ekiden run METHOD --on flower`, `ps`, `stop` and `verify`.
+At a silo: `ekiden silo ...`. At the coordinator: `ekiden federation ...`, `ekiden run METHOD --on flower`, `ps`, `stop`
+and `verify`.
 """
 
 import json
@@ -19,9 +19,6 @@ from ekiden.base.errors import UserError
 from ekiden.base.files import write
 from ekiden.cli.console import console, first_line, print_json, say
 from ekiden.cli.flags import Boxes, parse
-from ekiden.data import cohort
-from ekiden.data.moments import ColumnSums, agree_on
-from ekiden.data.schema import read as read_schema
 from ekiden.engine.method import Method
 from ekiden.engine.wire import EVERYONE
 from ekiden.methods import among, between_machines
@@ -33,13 +30,12 @@ from ekiden.transports.flower.commands import Security
 from ekiden.transports.flower.coordinator import federation as federations
 from ekiden.transports.flower.coordinator import remote_plan
 from ekiden.transports.flower.coordinator.evaluating import EVALUATIONS
-from ekiden.transports.flower.coordinator.federation import Federation
 from ekiden.transports.flower.coordinator.remote_plan import RemotePlan, check, stored
 from ekiden.transports.flower.coordinator.verify import terms as signed_terms
 from ekiden.transports.flower.coordinator.verify import verify as custody_of
-from ekiden.transports.flower.silo import approval, participation, silo_file
+from ekiden.transports.flower.silo import approval, enrolment, participation, silo_file
 from ekiden.transports.flower.silo.silo_file import Limits, SiloFile
-from ekiden.transports.flower.trust import keys
+from ekiden.transports.flower.trust import keys, roster
 from ekiden.transports.flower.trust.agreement import check_name
 from ekiden.transports.flower.trust.masking import release_text
 
@@ -88,6 +84,32 @@ _BOXES: Boxes = (
         ),
     ),
 )
+
+
+@dataclass(frozen=True)
+class SiloInitOptions:
+    """Make a silo's folder with its key pair and silo.toml; the public key goes to the coordinator."""
+
+    folder: Positional[Path]
+    """new folder"""
+    link: str
+    """HOST:PORT at which silos reach the SuperLink, which the coordinator tells"""
+    name: str = ""
+    """the silo's name; by default the folder's"""
+    data: str = "data"
+    """a path relative to silo.toml, a name of a data set, or FILE.py:FUNCTION"""
+
+
+@dataclass(frozen=True)
+class RosterOptions:
+    """Take the other silos' keys and the SuperLink's certificate from the coordinator's roster."""
+
+    file: Positional[Path]
+    """silo.toml"""
+    roster: Positional[Path]
+    """file that the coordinator gave"""
+    replace: tuple[str, ...] = ()
+    """silos whose key may be replaced, after you asked them; ca.crt for the certificate"""
 
 
 @dataclass(frozen=True)
@@ -155,6 +177,23 @@ class VerifyOptions:
     """folder with the public key NAME.pub of every silo, as you know it; by default the keys that the run had"""
     json: bool = False
     """print JSON instead of tables; see docs/json.md"""
+
+
+def init_silo(options: SiloInitOptions) -> None:
+    """`ekiden silo init FOLDER --link HOST:PORT`."""
+    name = options.name or options.folder.absolute().name
+    public = enrolment.make(options.folder, name, options.link, options.data, token_hex(16))
+    say(f"private key: stays in {options.folder}\npublic key:  {public} goes to the coordinator")
+    say(f"fingerprint: {keys.fingerprint(keys.read_public(public))} (tell the other silos by telephone)")
+    say(f"with the coordinator's roster.json: ekiden silo join {options.folder / 'silo.toml'} roster.json")
+
+
+def join_roster(options: RosterOptions) -> None:
+    """`ekiden silo join silo.toml roster.json`."""
+    told = enrolment.join(silo_file.read(options.file), roster.read(options.roster), options.replace)
+    say("\n".join(told or ["nothing changed"]))
+    if told:
+        say("compare each fingerprint with its owner, by another way than the coordinator")
 
 
 def start(options: SiloStartOptions) -> None:
@@ -414,32 +453,6 @@ def _submit(
 
 
 @dataclass(frozen=True)
-class InitOptions:
-    """Make what a federation needs: certificates, key pairs, and a folder for each silo with its silo.toml."""
-
-    folder: Positional[Path]
-    """new folder; it stays with the coordinator, FOLDER/silos/NAME goes to each silo"""
-    silos: str = ""
-    """names of the silos, separated by commas, in the order that methods see"""
-    host: str = "localhost"
-    """name or IP address under which silos reach this machine"""
-    port: int = 8000
-    """port of this machine for silos: open it to them, and no other"""
-    control_port: int = 8001
-    """port for the coordinator, on loopback only"""
-    data: str = "data"
-    """each silo's data: a path relative to its silo.toml, a name of a data set, or FILE.py:FUNCTION"""
-
-
-@dataclass(frozen=True)
-class FederationStartOptions:
-    """Run a federation's SuperLink and let its silos in, until stopped."""
-
-    folder: Positional[Path]
-    """folder that `ekiden federation init` made"""
-
-
-@dataclass(frozen=True)
 class LinkOptions:
     """Which SuperLink."""
 
@@ -475,62 +488,6 @@ class StopOptions(LinkOptions):
 
     run: Positional[str] = ""
     """run folder, or the number that `ekiden run` and `ekiden ps` show (then also --federation, or --link)"""
-
-
-@dataclass(frozen=True)
-class AgreeOptions:
-    """Make the scaling of a table that all silos use, from the sums that each gave."""
-
-    sums: Positional[tuple[Path, ...]]
-    """files that `ekiden silo sums` wrote, of all silos"""
-    out: Path = Path("agreed.json")
-    """file to write; every silo names it by agreed in [data] of its silo.toml"""
-    federation: Path | None = None
-    """folder that `ekiden federation init` made: says whose sums are needed"""
-    schema: Path | None = None
-    """TOML file with the study's schema, see docs/own-data.md: it becomes part of what silos agree on, and each checks
-    its own data against it"""
-    spelling: Literal["", "merge", "keep"] = ""
-    """names of classes and categories that are written in several ways: merge takes them as one, the commonest spelling
-    (silos then need spelling = "merge" in [data]); keep: as different. By default they are refused"""
-    table_one: bool = False
-    """also show means and shares of all columns at each silo, of training rows"""
-
-
-def init(options: InitOptions) -> None:
-    """`ekiden federation init FOLDER --silos a,b,c --host NAME`."""
-    names = federations.parse_names(options.silos)
-    made = Federation(options.folder, options.host, options.port, options.control_port, names)
-    federations.init(made, options.data)
-    say(f"here: ekiden federation start {made.folder}")
-    for name in names:
-        say(f"{name} gets the folder {made.silo(name)}, with its private key, and runs: ekiden silo start silo.toml")
-    say(f"then here: ekiden run METHOD --on flower --federation {made.folder}")
-
-
-def start_federation(options: FederationStartOptions) -> None:
-    """`ekiden federation start FOLDER`."""
-    found = federations.read(options.folder)
-    try:
-        commands.start_superlink(found, say)
-    except KeyboardInterrupt:
-        say("stopped; silos connect again when it is started again")
-
-
-def agree(options: AgreeOptions) -> None:
-    """`ekiden federation agree SUMS...`."""
-    if not options.sums:
-        raise UserError("name the files that `ekiden silo sums` wrote")
-    expected = federations.read(options.federation).silos if options.federation else ()
-    made = agree_on(options.sums, options.spelling, expected, read_schema(options.schema) if options.schema else None)
-    if options.table_one:
-        told = [ColumnSums.from_json(file.read_text(encoding="utf-8"), str(file)) for file in options.sums]
-        console.print(cohort.drawn(cohort.table_one(told)))
-    write(options.out, [json.dumps(made.to_json(), indent=1).encode()])
-    say(
-        f"wrote {options.out}: {made}; "
-        'give it to all silos, and name it in their silo.toml: [data] agreed = "agreed.json"'
-    )
 
 
 def register(options: RegisterOptions) -> None:

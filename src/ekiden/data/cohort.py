@@ -18,7 +18,7 @@ _OTHER = "(other)"
 
 
 @dataclass(frozen=True)
-class Cell:
+class CohortCell:
     """What is known of a column, or of one of its categories, at a silo.
 
     Attributes:
@@ -40,7 +40,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Line:
+class CohortLine:
     """A line of the table.
 
     Attributes:
@@ -51,7 +51,7 @@ class Line:
 
     column: str
     category: str
-    silos: Mapping[str, Cell]
+    silos: Mapping[str, CohortCell]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -62,7 +62,7 @@ class Line:
         }
 
 
-def table_one(told: Sequence[ColumnSums]) -> list[Line]:
+def table_one(told: Sequence[ColumnSums]) -> list[CohortLine]:
     """Return the lines of the table, from what each silo told about its rows."""
     if len({tuple(one.moments) + tuple(one.categories) for one in told}) > 1:
         raise UserError("the silos told sums of different columns: make them with the same columns everywhere")
@@ -70,13 +70,17 @@ def table_one(told: Sequence[ColumnSums]) -> list[Line]:
     silos = {ALL: whole} | {one.silo or f"silo {k}": one for k, one in enumerate(told, 1)}
     rows = {name: _rows(one) for name, one in silos.items() if name != ALL}
     rows = {ALL: sum(rows.values())} | rows
-    lines = [Line("rows", "", {name: Cell(n, 1.0) for name, n in rows.items()})]
+    lines = [CohortLine("rows", "", {name: CohortCell(n, 1.0) for name, n in rows.items()})]
 
     def add(column: str, category: str, counts: Mapping[str, int]) -> None:
-        lines.append(Line(column, category, {name: Cell(n, n / max(rows[name], 1)) for name, n in counts.items()}))
+        lines.append(
+            CohortLine(column, category, {name: CohortCell(n, n / max(rows[name], 1)) for name, n in counts.items()})
+        )
 
     for column in whole.moments:
-        lines.append(Line(column, "", {name: _number(one.moments[column], rows[name]) for name, one in silos.items()}))
+        lines.append(
+            CohortLine(column, "", {name: _number(one.moments[column], rows[name]) for name, one in silos.items()})
+        )
         if whole.missing.get(column):
             add(column, "missing", {name: one.missing[column] for name, one in silos.items()})
     for column, known in whole.categories.items():
@@ -91,7 +95,7 @@ def table_one(told: Sequence[ColumnSums]) -> list[Line]:
     return lines
 
 
-def drawn(lines: Sequence[Line]) -> Table:
+def drawn(lines: Sequence[CohortLine]) -> Table:
     """Return the table for the terminal: mean (standard deviation) of numbers, rows (share) of categories."""
     table = Table(title="mean (standard deviation), or rows (share)", title_justify="left")
     table.add_column("column")
@@ -139,9 +143,9 @@ def _rows(one: ColumnSums) -> int:
     )
 
 
-def _number(found: ColumnMoments, rows: int) -> Cell:
+def _number(found: ColumnMoments, rows: int) -> CohortCell:
     share = found.count / max(rows, 1)
-    return Cell(found.count, share, found.mean, found.deviation) if found.count else Cell(0, 0.0)
+    return CohortCell(found.count, share, found.mean, found.deviation) if found.count else CohortCell(0, 0.0)
 
 
 def _classes(told: Sequence[ColumnSums]) -> dict[str, int]:

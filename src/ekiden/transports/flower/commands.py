@@ -11,10 +11,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Timer
@@ -22,13 +24,15 @@ from typing import Any
 
 from ekiden._version import __version__
 from ekiden.base.errors import UserError
-from ekiden.transports.flower.coordinator.federation import FILE, Federation
+from ekiden.transports.flower.coordinator.federation import FILE, Federation, answers, read, status
 from ekiden.transports.flower.coordinator.remote_plan import RemotePlan, as_text
 from ekiden.transports.flower.coordinator.session import ENDED
+from ekiden.transports.flower.metrics import Metrics, served
 from ekiden.transports.flower.trust import keys
 
 _PENDING = 45.0
 """seconds in which a run at the SuperLink begins"""
+_SOON = 30  # days
 _OWN_HOSTS = ("127.0.0.1", "localhost", "::1")
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 Say = Callable[[str], None]
@@ -372,7 +376,7 @@ def superlink_command(federation: Federation) -> list[str]:
     folder = federation.folder.absolute()
     outside = "[::]" if ":" in federation.host else "0.0.0.0"
     return [
-        *(sys.executable, "-m", _SUPERLINK, f"{outside}:{federation.port}"),
+        *(sys.executable, "-m", _SUPERLINK, f"{outside}:{federation.port}", "--keys", str(federation.keys.absolute())),
         *("--host", "127.0.0.1", "--port", str(federation.control_port)),
         *("--database", str(folder / "link.db"), "--ssl-ca-certfile", str(folder / "ca.crt")),
         *("--ssl-certfile", str(folder / "link.crt"), "--ssl-keyfile", str(folder / "link.key")),
@@ -380,7 +384,7 @@ def superlink_command(federation: Federation) -> list[str]:
     ]
 
 
-def start_superlink(federation: Federation, say: Say) -> None:
+def start_superlink(federation: Federation, say: Say, metrics: Metrics | None = None) -> None:
     """Run a federation's SuperLink and let its silos in, until stopped (Ctrl-C or SIGTERM)."""
     for host, port in (("0.0.0.0", federation.port), ("127.0.0.1", federation.control_port)):
         if _taken(host, port):
@@ -389,6 +393,8 @@ def start_superlink(federation: Federation, say: Say) -> None:
                 f"port {port} is taken: if this SuperLink is not running already, change the port in {where}"
             )
     command = superlink_command(federation)
+    if (left := (keys.valid_until(federation.folder / "link.crt") - datetime.now(UTC)).days) < _SOON:
+        say(f"its certificate ends in {left} days: `ekiden federation rotate {federation.folder}` renews it")
     say(f"$ {shlex.join(command)}")
     signal.signal(signal.SIGTERM, interrupt)
     home = str(federation.folder.absolute() / "flower")
@@ -397,16 +403,42 @@ def start_superlink(federation: Federation, say: Say) -> None:
         try:
             _await_port(process, federation.control_port)
             security = Security(federation.certificate)
-            for name in federation.silos:
-                register(federation.keys / f"{name}.pub", federation.link, security, say, again=True)
-            say(f"silos reach the SuperLink at {federation.address}, the coordinator here at {federation.link}")
-            process.wait()
+            let_in(federation, federation.silos, security, say)
+            counts = partial(counted, federation)
+            with served(metrics or Metrics(), "ekiden_link", counts, lambda: process.poll() is None) as port:
+                if metrics and port:
+                    say(f"health and metrics: http://{metrics.host}:{port}/metrics")
+                say(f"silos reach the SuperLink at {federation.address}, the coordinator here at {federation.link}")
+                process.wait()
         finally:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(20)
             process.kill()
     raise UserError(f"the SuperLink ended with code {process.returncode}: the lines above say why")
+
+
+def counted(federation: Federation) -> Mapping[str, float]:
+    """Return what a monitor may know: how many silos are connected, and when the certificate ends."""
+    found = read(federation.folder)  # silos come and go
+    states = Counter(silo.state for silo in status(found))
+    ends = keys.valid_until(federation.folder / "link.crt") - datetime.now(UTC)
+    return {
+        "certificate_seconds": ends.total_seconds(),
+        **{f'silos{{state="{state}"}}': float(states[state]) for state in ("connected", "away", "never")},
+        **{f'requests_total{{answer="{answer}"}}': count for answer, count in answers(found).items()},
+    }
+
+
+def let_in(federation: Federation, names: Iterable[str], security: Security, say: Say) -> None:
+    """Register silos' keys at a SuperLink that runs."""
+    for name in names:
+        register(federation.keys / f"{name}.pub", federation.link, security, say, again=True)
+
+
+def is_running(federation: Federation) -> bool:
+    """Return whether something answers at the coordinator's port."""
+    return _taken("127.0.0.1", federation.control_port)
 
 
 def _await_port(process: subprocess.Popen[bytes], port: int) -> None:

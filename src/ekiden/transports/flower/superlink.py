@@ -11,22 +11,30 @@ in the headers, which needs no body. It also bounds connections, and the time un
 import asyncio
 import importlib
 import ipaddress
+import json
 import sys
+import time
 from base64 import b64decode
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import uvicorn
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.date import now
-from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, public_key_to_bytes, verify_signature
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ekiden.base.files import write
+from ekiden.transports.flower.coordinator.federation import SEEN
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -34,6 +42,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 FLEET = "/v1/fleet/"
 """prefix of the Fleet API's paths"""
+KEYS = "--keys"
 
 
 _CONNECTIONS = 1024
@@ -52,26 +61,42 @@ class FleetOnly:
     Requests that no registered silo signed are answered with 401, and their bodies are not read.
     """
 
-    def __init__(self, app: App, known: Callable[[bytes], bool] | None = None) -> None:
+    def __init__(
+        self, app: App, known: Callable[[bytes], bool] | None = None, note: Callable[[bytes], None] | None = None
+    ) -> None:
         """Make the gate.
 
         Args:
             app: the SuperLink.
             known: whether a public key is that of a registered silo; None lets everybody in.
+            note: called with the public key of each silo that signed a request.
         """
         self._app = app
         self._known = known
+        self._note = note
+        self.answers = {"passed": 0, "401": 0, "404": 0}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, as ASGI has it."""
         if scope["type"] != "http":  # no web sockets, and no start or end of the app: the other port handles those
             return
         if not str(scope["path"]).startswith(FLEET):
+            self.answers["404"] += 1
             await _refuse(send, 404, b"this port is for silos only\n")
-        elif self._known is not None and not await asyncio.to_thread(signed, dict(scope["headers"]), self._known):
+        elif self._known is not None and not await asyncio.to_thread(self._signed, dict(scope["headers"])):
+            self.answers["401"] += 1
             await _refuse(send, 401, b"no registered silo signed this request\n")
         else:
+            self.answers["passed"] += 1
             await self._app(scope, receive, send)
+
+    def _signed(self, headers: Mapping[bytes, bytes]) -> bool:
+        assert self._known is not None
+        if not signed(headers, self._known):
+            return False
+        if self._note is not None:
+            self._note(b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER.encode()]))
+        return True
 
 
 async def _refuse(send: Send, status: int, why: bytes) -> None:
@@ -85,10 +110,10 @@ def signed(headers: Mapping[bytes, bytes], known: Callable[[bytes], bool]) -> bo
     try:
         public = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER.encode()], validate=True)
         signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER.encode()], validate=True)
-        time = headers[TIMESTAMP_HEADER.encode()]
-        age = (now() - datetime.fromisoformat(time.decode())).total_seconds()
+        moment = headers[TIMESTAMP_HEADER.encode()]
+        age = (now() - datetime.fromisoformat(moment.decode())).total_seconds()
         recent = -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
-        return recent and known(public) and verify_signature(bytes_to_public_key(public), time, signature)
+        return recent and known(public) and verify_signature(bytes_to_public_key(public), moment, signature)
     except (KeyError, ValueError, TypeError):
         return False
 
@@ -134,8 +159,51 @@ def guarded(most: int = _CONNECTIONS, each: int = _EACH, seconds: float = _FIRST
     return Guarded
 
 
+class KeyFolder:
+    """Knows the silos whose public keys are in a folder as NAME.pub, and when each signed a request last.
+
+    The folder is looked at for each request, so a key that is taken out is refused at once.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.seen: dict[str, float] = {}
+        self._read: dict[str, tuple[tuple[int, int], bytes | None]] = {}
+
+    def __call__(self, public: bytes) -> bool:
+        """Return whether a key is in the folder; only with a signature by it, the request counts as the silo's."""
+        return self._name(public) is not None
+
+    def note(self, public: bytes) -> None:
+        """Note that the silo with this key has signed a request."""
+        if name := self._name(public):
+            self.seen[name] = time.time()
+
+    def _name(self, public: bytes) -> str | None:
+        for path in self.folder.glob("*.pub"):
+            with suppress(OSError):  # it is taken out at this moment
+                found = path.stat()
+                version = (found.st_mtime_ns, found.st_ino)
+                if path.stem not in self._read or self._read[path.stem][0] != version:
+                    self._read[path.stem] = (version, _pem(path))
+                if self._read[path.stem][1] == public:
+                    return path.stem
+        return None
+
+
+def _pem(path: Path) -> bytes | None:
+    """Return a silo's public key in the form in which SuperNodes send it; None if the file holds no key."""
+    try:
+        return bytes(public_key_to_bytes(load_ssh_public_key(path.read_bytes())))
+    except (ValueError, UnsupportedAlgorithm):
+        return None
+
+
 def serve(fleet: str) -> None:
-    """Run `flower-superlink` with the flags in `sys.argv`, on loopback, and its Fleet API at `fleet`, HOST:PORT."""
+    """Run `flower-superlink` with the flags in `sys.argv`, on loopback, and its Fleet API at `fleet`, HOST:PORT.
+
+    `--keys FOLDER` is our own flag: only silos whose public key is there as NAME.pub are let in.
+    """
     # We import by name: in its package, a function of the same name hides the module.
     superlink: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
     lifespans: list[Any] = []
@@ -148,35 +216,45 @@ def serve(fleet: str) -> None:
             super().startup()
 
     superlink.SuperLinkLifespan = Watched
-    superlink.uvicorn = SimpleNamespace(run=partial(run, fleet, lifespans=lifespans))
+    keys = KeyFolder(Path(sys.argv.pop(sys.argv.index(KEYS) + 1))) if KEYS in sys.argv else None
+    sys.argv = [argument for argument in sys.argv if argument != KEYS]
+    superlink.uvicorn = SimpleNamespace(run=partial(run, fleet, lifespans=lifespans, keys=keys))
     sys.argv[0] = "flower-superlink"
     superlink.flower_superlink()
 
 
-def run(fleet: str, app: App, host: str, lifespans: Sequence[Any] = (), **options: Any) -> None:
+def run(
+    fleet: str, app: App, host: str, lifespans: Sequence[Any] = (), keys: KeyFolder | None = None, **options: Any
+) -> None:
     """Serve `app` at `host`, like `uvicorn.run`, and its Fleet API also at `fleet`; exit if `host` is not loopback."""
     if not ipaddress.ip_address(host).is_loopback:
         sys.exit(f"ekiden: the Control API stays on loopback: --host 127.0.0.1, not {host}")
     outside, _, port = fleet.rpartition(":")
     others = options | {"port": int(port), "lifespan": "off", "http": guarded(), "ws": "none"}
-    known = partial(_registered, app) if "--enable-supernode-auth" in sys.argv else None
-    outer = uvicorn.Config(FleetOnly(app, known), host=outside.strip("[]"), **others)
+    known = partial(_registered, app, keys) if "--enable-supernode-auth" in sys.argv else None
+    gate = FleetOnly(app, known, keys.note if keys else None)
+    outer = uvicorn.Config(gate, host=outside.strip("[]"), **others)
     with suppress(KeyboardInterrupt):
-        asyncio.run(_together(lifespans, uvicorn.Config(app, host=host, **options), outer))
+        asyncio.run(_together(lifespans, gate, keys, uvicorn.Config(app, host=host, **options), outer))
 
 
-def _registered(app: Any, public_key: bytes) -> bool:
+def _registered(app: Any, keys: KeyFolder | None, public_key: bytes) -> bool:
+    if keys is not None and not keys(public_key):
+        return False
     found: int | None = app.state.linkstate_factory.state().get_node_id_by_public_key(public_key)
     return found is not None
 
 
-async def _together(lifespans: Sequence[Any], *configs: uvicorn.Config) -> None:
+async def _together(
+    lifespans: Sequence[Any], gate: FleetOnly, keys: KeyFolder | None, *configs: uvicorn.Config
+) -> None:
     """Serve until one of the servers ends, then end the others."""
     servers = [uvicorn.Server(config) for config in configs]
     tasks = [asyncio.create_task(server.serve()) for server in servers]
-    watch = asyncio.create_task(keep_superexec(lifespans))
+    watches = [asyncio.create_task(keep_superexec(lifespans)), asyncio.create_task(keep_seen(gate, keys))]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    watch.cancel()
+    for watch in watches:
+        watch.cancel()
     for server in servers:
         server.should_exit = True
     await asyncio.gather(*tasks)
@@ -191,6 +269,15 @@ async def keep_superexec(lifespans: Sequence[Any], seconds: float = _LOOK) -> No
             if process is not None and (code := process.poll()) is not None:
                 print(f"ekiden: flower-superexec ended with code {code}: starting it again", flush=True)
                 lifespan._start_superexec_if_needed()
+
+
+async def keep_seen(gate: FleetOnly, keys: KeyFolder | None, seconds: float = _LOOK) -> None:
+    """Write when each silo signed a request last, and count answers, for `ekiden federation status` and monitors."""
+    while keys is not None:
+        with suppress(OSError):
+            found = {"silos": keys.seen, "answers": gate.answers}
+            write(keys.folder.parent / SEEN, [json.dumps(found).encode()], sync=False)
+        await asyncio.sleep(seconds)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,10 @@ from filelock import Timeout
 from ekiden.base.errors import UserError
 from ekiden.base.files import lock_file, locked
 from ekiden.transports.flower.commands import QUIET, Say, Security, flower, interrupt, path, without_proxy
+from ekiden.transports.flower.metrics import LogCounts, served
+from ekiden.transports.flower.silo.approval import PLANS
+from ekiden.transports.flower.silo.participation import FILE as LOG
+from ekiden.transports.flower.silo.participation import folders, sizes
 from ekiden.transports.flower.silo.shelf import drop_old_runs
 from ekiden.transports.flower.silo.silo_file import SiloFile
 
@@ -138,17 +142,52 @@ def start(file: SiloFile, security: Security, say: Say, *, seconds: float | None
         with subprocess.Popen(serve, env=_LARGE_PAGES | environment) as guard:
             try:
                 old = partial(drop_old_runs, file.folder / "runs")
-                _keep_running([sys.executable, str(node), *command[1:]], environment, say, seconds, old)
+                watched = Monitored(file)
+                with served(file.metrics, "ekiden_silo", watched.counts, watched.is_running) as port:
+                    if port:
+                        say(f"health and metrics: http://{file.metrics.host}:{port}/metrics")
+                    _keep_running([sys.executable, str(node), *command[1:]], environment, say, seconds, old, watched)
             finally:
                 guard.terminate()
 
 
+class Monitored:
+    """What a monitor may know about a silo."""
+
+    def __init__(self, file: SiloFile) -> None:
+        self._file = file
+        self._log = LogCounts(file.folder / LOG)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.starts = 0
+
+    def is_running(self) -> bool:
+        """Return whether the SuperNode runs."""
+        return self.process is not None and self.process.poll() is None
+
+    def counts(self) -> Mapping[str, float]:
+        """Return counts and sizes."""
+        runs = self._file.folder / "runs"
+        return {
+            "supernode_starts_total": self.starts,
+            "runs": sum(1 for _ in folders(runs)),
+            "disk_bytes": sum(sizes(runs)),
+            "plans_waiting": sum(1 for _ in (self._file.folder / PLANS).glob("*.json")),
+            **self._log(),
+        }
+
+
 def _keep_running(
-    command: list[str], environment: Mapping[str, str], say: Say, seconds: float | None, daily: Callable[[], None]
+    command: list[str],
+    environment: Mapping[str, str],
+    say: Say,
+    seconds: float | None,
+    daily: Callable[[], None],
+    watched: Monitored,
 ) -> None:
     while True:
         began = time.monotonic()
         with subprocess.Popen(command, env=environment) as process:
+            watched.process, watched.starts = process, watched.starts + 1
             try:
                 code = None
                 while code is None:

@@ -3,22 +3,28 @@
 import ipaddress
 import json
 import re
+import time
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
-from shutil import copy, rmtree
-from typing import Annotated, TypeAlias
+from shutil import rmtree
+from typing import Annotated, Literal, TypeAlias
 
 from ekiden.base.checks import Checked, Range, made, plain, reading
-from ekiden.base.errors import UserError
+from ekiden.base.errors import UserError, unknown
 from ekiden.base.files import write
-from ekiden.transports.flower.silo import silo_file
-from ekiden.transports.flower.trust import keys
+from ekiden.transports.flower.silo import enrolment, silo_file
+from ekiden.transports.flower.trust import keys, roster
 from ekiden.transports.flower.trust.agreement import check_name
 from ekiden.transports.flower.trust.keys import make_certificates
+from ekiden.transports.flower.trust.roster import Roster
 
 FILE = "federation.toml"
+SEEN = "seen.json"
+_CONNECTED = 60.0
+"""seconds within which a connected silo asks for messages; its heartbeats come every half minute"""
 Port: TypeAlias = Annotated[int, Range(least=1, most=65535)]
 
 
@@ -46,10 +52,13 @@ class Federation(Checked):
         if self.port == self.control_port:
             raise UserError(f"--control-port {self.port} is the silos' port: choose another one")
         if not self.silos:
-            raise UserError("say which silos take part: --silos NAME,NAME,...")
+            raise UserError(
+                "give the public keys of the silos, which `ekiden silo init` makes there, or say --silos NAME,NAME,... "
+                "to make all keys here"
+            )
         for name in self.silos:
             check_name(name, "--silos")
-            if not silo_file.is_name(name):
+            if not keys.is_name(name):
                 raise UserError(f"--silos: {name!r} is not a name: use letters, digits, '-', '_' and '.'")
             if self.silos.count(name) > 1:
                 raise UserError(f"--silos names {name!r} twice: give each silo its own name")
@@ -79,12 +88,14 @@ class Federation(Checked):
         return self.folder / "silos" / name
 
 
-def init(federation: Federation, data: str) -> None:
-    """Make the folder: certificates, key pairs, and one folder for each silo.
+def init(federation: Federation, public: Mapping[str, str], data: str) -> None:
+    """Make the folder: certificates, and the silos' public keys.
 
     Args:
         federation: what to make.
-        data: each silo's data: a path (relative to its `silo.toml`), a name of a data set, or FILE.py:FUNCTION.
+        public: the silos' public keys; of silos without one the key pair is made here, with a folder for the silo.
+        data: data of the silos whose folder is made: a path (relative to `silo.toml`), a name of a data set, or
+            FILE.py:FUNCTION.
     """
     folder = federation.folder
     if folder.exists():
@@ -92,21 +103,122 @@ def init(federation: Federation, data: str) -> None:
     try:
         federation.keys.mkdir(parents=True)
         make_certificates(folder, federation.host)
-        for name in federation.silos:
-            federation.silo(name).mkdir(parents=True)
-            public = keys.generate(federation.silo(name) / f"{name}.key")
-            copy(public, federation.keys / f"{name}.pub")
-        salt = token_hex(16)
-        for name in federation.silos:
-            _fill(federation, name, data, salt)
-        lines = [f"{key} = {json.dumps(value)}\n" for key, value in plain(federation).items() if key != "folder"]
-        write(folder / FILE, ["".join(lines).encode()])
+        salt, here = token_hex(16), [name for name in federation.silos if name not in public]
+        made = {name: enrolment.make(federation.silo(name), name, federation.address, data, salt) for name in here}
+        _store(federation, {**public, **{name: keys.read_public(path) for name, path in made.items()}})
+        for name in here:
+            enrolment.join(silo_file.read(federation.silo(name) / "silo.toml"), roster.read(folder / roster.FILE))
     except OSError as error:
         rmtree(folder, ignore_errors=True)
         raise UserError(f"cannot write {error.filename or folder}: {error.strerror}") from None
     except BaseException:
         rmtree(folder, ignore_errors=True)
         raise
+
+
+def named_keys(files: Sequence[Path]) -> dict[str, str]:
+    """Return the public keys in files NAME.pub or NAME.key.pub, by the silos' names."""
+    found: dict[str, str] = {}
+    for file in files:
+        name = file.name.removesuffix(".pub").removesuffix(".key")
+        if name in found:
+            raise UserError(f"two keys are of {name!r}: give each silo its own name")
+        found[name] = keys.read_public(file)
+    for name, key in found.items():
+        if twin := next((other for other in found if other != name and keys.same(found[other], key)), ""):
+            raise UserError(f"{name} and {twin} have the same key: each silo makes its own")
+    return found
+
+
+def add(federation: Federation, public: Mapping[str, str]) -> Federation:
+    """Let further silos in."""
+    for name in public:
+        if name in federation.silos:
+            raise UserError(f"{name} is in the federation: `ekiden federation rotate` replaces its key")
+    return _changed(federation, (*federation.silos, *public), public)
+
+
+def rotate(federation: Federation, public: Mapping[str, str]) -> Federation:
+    """Replace the keys of silos; the former keys are refused from now on."""
+    for name in public:
+        if name not in federation.silos:
+            raise UserError(f"{name} is not in the federation: `ekiden federation add` lets it in")
+    return _changed(federation, federation.silos, public)
+
+
+def revoke(federation: Federation, names: Iterable[str]) -> Federation:
+    """Refuse silos from now on."""
+    for name in names:
+        if name not in federation.silos:
+            raise unknown("silo", name, federation.silos)
+    return _changed(federation, tuple(name for name in federation.silos if name not in names), {})
+
+
+@dataclass(frozen=True)
+class SiloStatus:
+    """A silo as the SuperLink sees it.
+
+    Attributes:
+        name: its name.
+        fingerprint: of its key.
+        state: connected, away, or never seen by this SuperLink.
+        seen: seconds since its last signed request; None if there was none.
+    """
+
+    name: str
+    fingerprint: str
+    state: Literal["connected", "away", "never"]
+    seen: float | None
+
+
+def status(federation: Federation) -> list[SiloStatus]:
+    """Return which silos are connected."""
+    seen, found = _seen(federation, "silos"), []
+    for name in federation.silos:
+        fingerprint = keys.fingerprint(keys.read_public(federation.keys / f"{name}.pub"))
+        ago = round(time.time() - seen[name], 1) if name in seen else None
+        state: Literal["connected", "away", "never"]
+        state = "never" if ago is None else "connected" if ago < _CONNECTED else "away"
+        found.append(SiloStatus(name, fingerprint, state, ago))
+    return found
+
+
+def answers(federation: Federation) -> dict[str, float]:
+    """Return how many requests the silos' port let through, and how many it refused."""
+    return _seen(federation, "answers")
+
+
+def _seen(federation: Federation, what: str) -> dict[str, float]:
+    """Return what the SuperLink wrote a few seconds ago; nothing if it never ran."""
+    try:
+        found = json.loads((federation.folder / SEEN).read_text(encoding="utf-8"))[what]
+        return {str(name): float(value) for name, value in found.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}
+
+
+def _changed(federation: Federation, names: tuple[str, ...], public: Mapping[str, str]) -> Federation:
+    after = replace(federation, silos=names)
+    before = {name: keys.read_public(federation.keys / f"{name}.pub") for name in federation.silos}
+    for name, key in public.items():
+        if twin := next((other for other, known in before.items() if keys.same(known, key)), ""):
+            raise UserError(f"{twin} has the key that is given for {name}: each silo makes its own, and a new one")
+    _store(after, {name: public.get(name) or before[name] for name in names})
+    return after
+
+
+def _store(federation: Federation, public: Mapping[str, str]) -> None:
+    """Write the silos' keys, the roster, and `federation.toml`. The SuperLink lets in who has a key there."""
+    for path in federation.keys.glob("*.pub"):
+        if path.stem not in public:
+            path.unlink()
+    for name in federation.silos:
+        write(federation.keys / f"{name}.pub", [f"{public[name]}\n".encode()])
+    certificate = federation.certificate.read_text(encoding="utf-8")
+    found = Roster(certificate, federation.silos, tuple(public[name] for name in federation.silos))
+    write(federation.folder / roster.FILE, [found.to_json().encode()])
+    lines = [f"{key} = {json.dumps(value)}\n" for key, value in plain(federation).items() if key != "folder"]
+    write(federation.folder / FILE, ["".join(lines).encode()])
 
 
 def read(folder: Path) -> Federation:
@@ -120,35 +232,6 @@ def read(folder: Path) -> Federation:
         raise UserError(f"{file} is not valid TOML: {error}") from None
     with reading(str(file), "what `ekiden federation init` wrote"):
         return made(Federation, {"folder": folder} | values)
-
-
-def _fill(federation: Federation, name: str, data: str, salt: str) -> None:
-    """Write what a silo needs into its folder."""
-    folder = federation.silo(name)
-    copy(federation.certificate, folder / "ca.crt")
-    (folder / "peers").mkdir()
-    for other in federation.silos:
-        if other != name:
-            copy(federation.keys / f"{other}.pub", folder / "peers" / f"{other}.pub")
-    where = "python" if re.search(r"\.py:\w+$", data) else "path"
-    text = f"""name = {json.dumps(name)}
-
-[data]
-{where} = {json.dumps(data)}
-# to let `ekiden silo sums` tell 8 bytes for each row, by which equal rows of silos are found, see docs/own-data.md:
-# fingerprints = {json.dumps(salt)}
-
-[link]
-address = {json.dumps(federation.address)}
-certificate = "ca.crt"
-key = {json.dumps(f"{name}.key")}
-peers = "peers"
-
-[limits]
-# what this silo agrees to: methods = ["fedelmy"], epochs = 1000, and others, see docs/deployment.md
-"""
-    write(folder / "silo.toml", [text.encode()])
-    silo_file.read(folder / "silo.toml")
 
 
 def parse_names(text: str) -> tuple[str, ...]:

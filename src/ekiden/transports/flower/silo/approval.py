@@ -19,6 +19,8 @@ from ekiden.transports.flower.trust import keys
 from ekiden.transports.flower.trust.agreement import Agreement, no_samples
 from ekiden.transports.flower.trust.parcel import said
 
+PLANS = "plans"
+"""folder in the silo's folder"""
 _NO_RUN = "0" * 16
 _APPROVED = "approved"
 _MOST = 100  # plans that wait
@@ -129,7 +131,7 @@ def _by_rule(file: SiloFile, terms: Agreement) -> bool:
 
 
 def _plans(file: SiloFile) -> Path:
-    return file.folder / "plans"
+    return file.folder / PLANS
 
 
 def _run(file: SiloFile, terms: Agreement) -> Path:

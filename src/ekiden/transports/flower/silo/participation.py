@@ -170,7 +170,7 @@ class Admission:
     def check_disk(self) -> None:
         """Refuse to store more than the silo allows."""
         for what, folder, limit in (("run_bytes", self.folder, "this run"), ("disk_bytes", self._runs, "all runs")):
-            used, most = sum(_sizes(folder)), getattr(self._limits, what)
+            used, most = sum(sizes(folder)), getattr(self._limits, what)
             if used >= most:
                 raise UserError(
                     f"{self._name} stores {used} bytes of {limit}, {most} at most (limits.{what} in its silo.toml): "
@@ -180,7 +180,7 @@ class Admission:
     def _make(self) -> None:
         """Make the folder; the age of `lock` is its age."""
         if not self.folder.exists():
-            kept, most = sum(1 for _ in _folders(self._runs)), self._limits.runs
+            kept, most = sum(1 for _ in folders(self._runs)), self._limits.runs
             if kept >= most:
                 raise UserError(
                     f"{self._name} keeps {kept} runs, {most} at most (limits.runs in its silo.toml): remove old "
@@ -192,11 +192,13 @@ class Admission:
         (self.folder / "lock").touch()
 
 
-def _folders(runs: Path) -> Iterator[Path]:
+def folders(runs: Path) -> Iterator[Path]:
+    """Return the folders of runs."""
     return (path for path in runs.glob("*") if re.fullmatch("[0-9a-f]{16}", path.name))
 
 
-def _sizes(folder: Path) -> Iterator[int]:
+def sizes(folder: Path) -> Iterator[int]:
+    """Yield the sizes of all files in a folder."""
     for path in folder.rglob("*"):
         with suppress(OSError):
             if path.is_file():

@@ -26,6 +26,8 @@ from ekiden.data.targets import in_order
 from ekiden.data.tasks import LanguageModelling, terms
 from ekiden.data.tasks.base import IGNORED
 from ekiden.methods import LAP, METHODS
+from ekiden.transports.flower.metrics import Metrics
+from ekiden.transports.flower.trust import keys
 from ekiden.transports.flower.trust.agreement import check_name
 
 Held = tuple[Dataset, ClientData]
@@ -36,7 +38,6 @@ EVALUATE = "evaluate"
 _LEAST_SALT, _MOST_SALT = 16, 64
 ALLOWED: Allow = {"fedgram": {"topology": ("chain",)}}
 """by default no coordinator adds up: it would read the totals"""
-_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,7 @@ class SiloFile:
     hardware: Hardware = field(default_factory=Hardware)
     link: Link = field(default_factory=Link)
     pretrained: Pretrained = field(default_factory=Pretrained)
+    metrics: Metrics = field(default_factory=Metrics)
     allow: Allow = field(default_factory=lambda: ALLOWED)
     """values that hyperparameters of a method may have here"""
     ruled: tuple[str, ...] = ()
@@ -304,11 +306,6 @@ class SiloFile:
         return found
 
 
-def is_name(name: str) -> bool:
-    """Return whether `name` can be a silo's name, and so a file name."""
-    return bool(name) and set(name) <= _NAME_CHARACTERS and name[0] not in "-."
-
-
 def read(path: Path) -> SiloFile:
     """Read the file at `path`, and check every field."""
     try:
@@ -323,12 +320,13 @@ def read(path: Path) -> SiloFile:
         "hardware": Hardware,
         "link": Link,
         "pretrained": Pretrained,
+        "metrics": Metrics,
     }
     for key in values:
         if key not in ("name", "folder", "allow", *sections):
             raise unknown(f"entry in {path}", key, ("name", "folder", "allow", *sections))
     name = values.get("name")
-    if not isinstance(name, str) or not is_name(name):
+    if not isinstance(name, str) or not keys.is_name(name):
         raise UserError(f"{path}: give the silo a name of letters, digits, '-', '_' and '.', not {name!r}")
     check_name(name, str(path))
     folder = values.get("folder", f"{name}-silo")

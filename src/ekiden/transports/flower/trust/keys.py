@@ -16,7 +16,14 @@ from typing import Any
 from ekiden.base.errors import UserError
 from ekiden.base.files import write
 
-_DAYS = 3650
+_AUTHORITY_DAYS = 3650
+_DAYS = 365
+_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
+
+
+def is_name(name: str) -> bool:
+    """Return whether `name` can be a silo's name, and so a file name."""
+    return bool(name) and set(name) <= _NAME_CHARACTERS and name[0] not in "-."
 
 
 def generate(private: Path) -> Path:
@@ -136,64 +143,106 @@ def _cryptography() -> tuple[Any, Any, Any, Any]:
 
 
 def make_certificates(folder: Path, host: str) -> None:
-    """Write `ca.crt`, `link.crt` and `link.key` into `folder`.
-
-    The certificate is for `host`, and for loopback, where the coordinator reaches the SuperLink. The authority's own
-    key is not kept, so it can never sign anything else.
+    """Write an authority's `ca.key` and `ca.crt`, and the certificate of `renew`, into `folder`.
 
     Args:
         folder: an existing folder.
         host: name or IP address at which silos reach the SuperLink.
     """
-    try:
-        from cryptography import x509  # noqa: PLC0415
-        from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
-        from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
-    except ImportError:
-        raise UserError("certificates need the extra: pip install 'ekiden[flower]'") from None
-
-    def named(text: str) -> Any:
-        return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
-
-    def issue(subject: str, key: Any, signer: Any, extensions: Sequence[tuple[Any, bool]]) -> bytes:
-        now = datetime.now(UTC)
-        builder = (
-            x509.CertificateBuilder()
-            .subject_name(named(subject))
-            .issuer_name(named("Ekiden federation"))
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - timedelta(days=1))  # clocks differ
-            .not_valid_after(now + timedelta(days=_DAYS))
-        )
-        for extension, critical in extensions:
-            builder = builder.add_extension(extension, critical=critical)
-        pem: bytes = builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-        return pem
-
-    authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
-    signs = [
+    x509, ec, *_ = _certificates()
+    key = ec.generate_private_key(ec.SECP384R1())
+    extensions = [
         (x509.BasicConstraints(ca=True, path_length=0), True),
         (x509.KeyUsage(False, False, False, False, False, True, True, False, False), True),
-        (x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), False),
+        (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
     ]
-    names = [_x509_name(x509, text) for text in dict.fromkeys((host, "localhost", "127.0.0.1"))]
-    serves = [
-        (x509.SubjectAlternativeName(names), False),
+    write_secret(folder / "ca.key", _pem(key))
+    certificate = _issued("Ekiden federation", key, key, extensions, _AUTHORITY_DAYS)
+    write(folder / "ca.crt", [certificate])
+    renew(folder, host)
+
+
+def renew(folder: Path, host: str) -> None:
+    """Write a new `link.key` and `link.crt`, signed by the authority in `folder`, valid for a year.
+
+    The certificate is for `host`, and for loopback, where the coordinator reaches the SuperLink.
+    """
+    x509, ec, serialization, _ = _certificates()
+    try:
+        authority = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
+    except OSError:
+        raise UserError(
+            f"there is no {folder / 'ca.key'}: who signed {folder / 'link.crt'} must sign a new one"
+        ) from None
+    except ValueError:
+        raise UserError(f"{folder / 'ca.key'} is not a private key: restore it") from None
+    server = ec.generate_private_key(ec.SECP384R1())
+    extensions = [
+        (
+            x509.SubjectAlternativeName([_x509_name(text) for text in dict.fromkeys((host, "localhost", "127.0.0.1"))]),
+            False,
+        ),
         (x509.BasicConstraints(ca=False, path_length=None), True),
         (x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), False),
         (x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), False),
     ]
-    secret = server.private_bytes(
+    certificate = _issued("Ekiden SuperLink", server, authority, extensions, _DAYS)
+    (folder / "link.key.new").unlink(missing_ok=True)
+    write_secret(folder / "link.key.new", _pem(server))
+    write(folder / "link.crt", [certificate])
+    os.replace(folder / "link.key.new", folder / "link.key")
+
+
+def valid_until(certificate: Path) -> datetime:
+    """Return when a certificate expires."""
+    x509, *_ = _certificates()
+    try:
+        end: datetime = x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+    except (OSError, ValueError):
+        raise UserError(f"{certificate} is not a certificate: restore it") from None
+    return end
+
+
+def _issued(subject: str, key: Any, signer: Any, extensions: Sequence[tuple[Any, bool]], days: int) -> bytes:
+    x509, _, serialization, hashes = _certificates()
+
+    def named(text: str) -> Any:
+        return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
+
+    now = datetime.now(UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(named(subject))
+        .issuer_name(named("Ekiden federation"))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))  # clocks differ
+        .not_valid_after(now + timedelta(days=days))
+    )
+    for extension, critical in extensions:
+        builder = builder.add_extension(extension, critical=critical)
+    pem: bytes = builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    return pem
+
+
+def _pem(key: Any) -> bytes:
+    _, _, serialization, _ = _certificates()
+    secret: bytes = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    write_secret(folder / "link.key", secret)
-    write(folder / "ca.crt", [issue("Ekiden federation", authority, authority, signs)])
-    write(folder / "link.crt", [issue("Ekiden SuperLink", server, authority, serves)])
+    return secret
 
 
-def _x509_name(x509: Any, text: str) -> Any:
+def _x509_name(text: str) -> Any:
+    x509, *_ = _certificates()
     try:
         return x509.IPAddress(ip_address(text))
     except ValueError:
         return x509.DNSName(text)
+
+
+def _certificates() -> tuple[Any, Any, Any, Any]:
+    ec, serialization, hashes, _ = _cryptography()
+    from cryptography import x509  # noqa: PLC0415
+
+    return x509, ec, serialization, hashes

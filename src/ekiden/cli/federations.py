@@ -1,0 +1,214 @@
+"""The commands of a coordinator: `ekiden federation init | add | rotate | revoke | status | start | agree`."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.table import Table
+from tyro.conf import Positional
+
+from ekiden.base.errors import UserError
+from ekiden.base.files import write
+from ekiden.cli.console import console, print_json, say
+from ekiden.data import cohort
+from ekiden.data.moments import ColumnSums, agree_on
+from ekiden.data.schema import read as read_schema
+from ekiden.transports.flower import commands
+from ekiden.transports.flower.commands import Security
+from ekiden.transports.flower.coordinator import federation as federations
+from ekiden.transports.flower.coordinator.federation import Federation
+from ekiden.transports.flower.metrics import Metrics
+from ekiden.transports.flower.trust import keys, roster
+
+
+@dataclass(frozen=True)
+class InitOptions:
+    """Make what a coordinator needs: certificates, and a roster of the silos' public keys to give to all silos."""
+
+    folder: Positional[Path]
+    """new folder; it stays with the coordinator, FOLDER/roster.json goes to each silo"""
+    public_keys: Positional[tuple[Path, ...]] = ()
+    """files NAME.key.pub that `ekiden silo init` made at the silos, in the order that methods see"""
+    silos: str = ""
+    """instead of files: names of silos, separated by commas. All keys are made here, and FOLDER/silos/NAME goes to each
+    silo. Whoever has this machine can then read what these silos seal"""
+    host: str = "localhost"
+    """name or IP address under which silos reach this machine"""
+    port: int = 8000
+    """port of this machine for silos: open it to them, and no other"""
+    control_port: int = 8001
+    """port for the coordinator, on loopback only"""
+    data: str = "data"
+    """with --silos, each silo's data: a path relative to its silo.toml, a name of a data set, or FILE.py:FUNCTION"""
+
+
+@dataclass(frozen=True)
+class AddOptions:
+    """Let further silos into a federation; then give the new roster.json to all silos."""
+
+    folder: Positional[Path]
+    """folder that `ekiden federation init` made"""
+    public_keys: Positional[tuple[Path, ...]] = ()
+    """files NAME.key.pub that `ekiden silo init` made at the silos"""
+
+
+@dataclass(frozen=True)
+class RotateOptions:
+    """Replace keys of silos, or renew the SuperLink's certificate for a year."""
+
+    folder: Positional[Path]
+    """folder that `ekiden federation init` made"""
+    public_keys: Positional[tuple[Path, ...]] = ()
+    """new keys NAME.key.pub of silos that are in the federation; by default the certificate is renewed"""
+
+
+@dataclass(frozen=True)
+class RevokeOptions:
+    """Refuse silos from now on, also one that is connected."""
+
+    folder: Positional[Path]
+    """folder that `ekiden federation init` made"""
+    names: Positional[tuple[str, ...]] = ()
+    """names of the silos"""
+
+
+@dataclass(frozen=True)
+class StatusOptions:
+    """List the silos of a federation, which of them are connected, and until when the certificate is valid."""
+
+    folder: Positional[Path]
+    """folder that `ekiden federation init` made"""
+    json: bool = False
+    """print JSON instead of tables; see docs/json.md"""
+
+
+@dataclass(frozen=True)
+class FederationStartOptions:
+    """Run a federation's SuperLink and let its silos in, until stopped."""
+
+    folder: Positional[Path]
+    """folder that `ekiden federation init` made"""
+    metrics_port: int = 0
+    """port at which a monitor reads /health and /metrics: counts only; 0 for none"""
+    metrics_host: str = "127.0.0.1"
+    """address of this machine for that; whoever reaches it reads the counts"""
+
+
+@dataclass(frozen=True)
+class AgreeOptions:
+    """Make the scaling of a table that all silos use, from the sums that each gave."""
+
+    sums: Positional[tuple[Path, ...]]
+    """files that `ekiden silo sums` wrote, of all silos"""
+    out: Path = Path("agreed.json")
+    """file to write; every silo names it by agreed in [data] of its silo.toml"""
+    federation: Path | None = None
+    """folder that `ekiden federation init` made: says whose sums are needed"""
+    schema: Path | None = None
+    """TOML file with the study's schema, see docs/own-data.md: it becomes part of what silos agree on, and each checks
+    its own data against it"""
+    spelling: Literal["", "merge", "keep"] = ""
+    """names of classes and categories that are written in several ways: merge takes them as one, the commonest spelling
+    (silos then need spelling = "merge" in [data]); keep: as different. By default they are refused"""
+    table_one: bool = False
+    """also show means and shares of all columns at each silo, of training rows"""
+
+
+def init(options: InitOptions) -> None:
+    """`ekiden federation init FOLDER NAME.key.pub ... --host NAME`."""
+    names = federations.parse_names(options.silos)
+    if names and options.public_keys:
+        raise UserError("give files of public keys, or --silos to make all keys here, not both")
+    public = federations.named_keys(options.public_keys)
+    made = Federation(options.folder, options.host, options.port, options.control_port, names or tuple(public))
+    federations.init(made, public, options.data)
+    say(f"here: ekiden federation start {made.folder}")
+    if public:
+        _tell_roster(made)
+    for name in names:
+        say(f"{name} gets the folder {made.silo(name)}, with its private key, and runs: ekiden silo start silo.toml")
+    say(f"then here: ekiden run METHOD --on flower --federation {made.folder}")
+
+
+def _tell_roster(federation: Federation) -> None:
+    file = federation.folder / roster.FILE
+    say(f"give {file} to all silos, for: ekiden silo join silo.toml {roster.FILE}")
+    for name, key in roster.read(file).key_of.items():
+        say(f"  {name}: {keys.fingerprint(key)}")
+
+
+def add(options: AddOptions) -> None:
+    """`ekiden federation add FOLDER NAME.key.pub ...`."""
+    if not options.public_keys:
+        raise UserError("name the public keys of the silos: NAME.key.pub ...")
+    public = federations.named_keys(options.public_keys)
+    _changed(federations.add(federations.read(options.folder), public), tuple(public))
+
+
+def rotate(options: RotateOptions) -> None:
+    """`ekiden federation rotate FOLDER [NAME.key.pub ...]`."""
+    found = federations.read(options.folder)
+    if options.public_keys:
+        public = federations.named_keys(options.public_keys)
+        return _changed(federations.rotate(found, public), tuple(public))
+    keys.renew(found.folder, found.host)
+    until = keys.valid_until(found.folder / "link.crt")
+    say(f"the SuperLink's certificate is valid until {until:%Y-%m-%d}: restart `ekiden federation start`")
+
+
+def revoke(options: RevokeOptions) -> None:
+    """`ekiden federation revoke FOLDER NAME ...`."""
+    if not options.names:
+        raise UserError("name the silos to refuse")
+    _changed(federations.revoke(federations.read(options.folder), options.names), ())
+
+
+def _changed(federation: Federation, names: Sequence[str]) -> None:
+    """Register new keys if the SuperLink runs, and say what to do with the roster."""
+    if names and commands.is_running(federation):
+        commands.let_in(federation, names, Security(federation.certificate), lambda line: None)
+    _tell_roster(federation)
+
+
+def status(options: StatusOptions) -> None:
+    """`ekiden federation status FOLDER`."""
+    found = federations.read(options.folder)
+    until = keys.valid_until(found.folder / "link.crt")
+    silos, running = federations.status(found), commands.is_running(found)
+    if options.json:
+        return print_json({"running": running, "certificate": f"{until:%Y-%m-%d}", "silos": list(map(asdict, silos))})
+    table = Table()
+    for column in ("silo", "state", "last seen (s)", "key"):
+        table.add_column(column)
+    for silo in silos:
+        state = silo.state if running else "unknown"
+        table.add_row(silo.name, state, "" if silo.seen is None else f"{silo.seen:.0f}", silo.fingerprint)
+    console.print(table)
+    say(f"the SuperLink {'runs' if running else 'does not run'}; its certificate is valid until {until:%Y-%m-%d}")
+
+
+def start_federation(options: FederationStartOptions) -> None:
+    """`ekiden federation start FOLDER`."""
+    found = federations.read(options.folder)
+    try:
+        commands.start_superlink(found, say, Metrics(options.metrics_port, options.metrics_host))
+    except KeyboardInterrupt:
+        say("stopped; silos connect again when it is started again")
+
+
+def agree(options: AgreeOptions) -> None:
+    """`ekiden federation agree SUMS...`."""
+    if not options.sums:
+        raise UserError("name the files that `ekiden silo sums` wrote")
+    expected = federations.read(options.federation).silos if options.federation else ()
+    made = agree_on(options.sums, options.spelling, expected, read_schema(options.schema) if options.schema else None)
+    if options.table_one:
+        told = [ColumnSums.from_json(file.read_text(encoding="utf-8"), str(file)) for file in options.sums]
+        console.print(cohort.drawn(cohort.table_one(told)))
+    write(options.out, [json.dumps(made.to_json(), indent=1).encode()])
+    say(
+        f"wrote {options.out}: {made}; "
+        'give it to all silos, and name it in their silo.toml: [data] agreed = "agreed.json"'
+    )

@@ -1,0 +1,144 @@
+"""What a monitor reads is counts, and who reaches its port gets nothing else and stops nothing."""
+
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from ekiden.base.errors import UserError
+from ekiden.transports.flower import metrics, supernode
+from ekiden.transports.flower.metrics import LogCounts, Metrics, served
+from ekiden.transports.flower.silo import approval
+from ekiden.transports.flower.silo.participation import FILE, log_request
+from ekiden.transports.flower.silo.silo import Silo
+from ekiden.transports.flower.trust.parcel import Ask, pack
+from tests.transports.fakes import mine, silo_file
+from tests.transports.test_silo import TERMS, task
+
+RUN = "0123456789abcdef"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    def counts() -> Mapping[str, float]:
+        return {"runs": 3.0, 'requests_total{kind="hello"}': 12_345_678.0}
+
+    with served(Metrics(port=free_port()), "ekiden_silo", counts, lambda: True) as found:
+        yield found
+
+
+def asked(port: int, request: bytes) -> bytes:
+    found = b""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as link, suppress(OSError):
+        link.sendall(request)
+        while part := link.recv(4096):
+            found += part
+    return found
+
+
+def test_a_monitor_reads_health_and_counts(port: int) -> None:
+    head, _, body = asked(port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    assert body.decode() == 'ekiden_silo_up 1\nekiden_silo_runs 3\nekiden_silo_requests_total{kind="hello"} 12345678\n'
+    assert asked(port, b"GET /health HTTP/1.0\r\n\r\n").endswith(b"\r\n\r\nok\n")
+    with served(Metrics(port=free_port()), "x", dict, lambda: False) as ill:
+        assert asked(ill, b"GET /health HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 503")
+    taken = served(Metrics(port=port), "x", dict, lambda: True)
+    with pytest.raises(UserError, match=f"metrics cannot be served at 127.0.0.1:{port}"), taken:
+        pass
+    with served(Metrics(), "x", dict, lambda: True) as none:
+        assert none == 0
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [
+        (b"GET / HTTP/1.1", 404),
+        (b"GET /../../etc/passwd HTTP/1.1", 404),
+        (b"GET /metrics/../silo.toml HTTP/1.1", 404),
+        (b"GET /metrics/%2e%2e/%2e%2e/etc/passwd HTTP/1.1", 404),
+        (b"GET //etc/passwd HTTP/1.1", 404),
+        (b"GET http://127.0.0.1/metrics HTTP/1.1", 404),
+        (b"GET /\xff\x00 HTTP/1.1", 404),
+        (b"POST /metrics HTTP/1.1", 405),
+        (b"PUT /health HTTP/1.1", 405),
+        (b"DELETE /metrics HTTP/1.1", 405),
+        (b"GET /metrics", 400),
+        (b"\x16\x03\x01\x02\x00", 400),
+        (b"GET /metrics HTTP/1.1\r\nX: " + b"a" * 100_000, 400),
+        (b"GET /" + b"a" * 100_000 + b" HTTP/1.1", 400),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_nothing_but_counts_is_served(request_line: bytes, status: int, port: int) -> None:
+    found = asked(port, request_line + b"\r\n\r\n")
+    assert found.startswith(f"HTTP/1.1 {status} ".encode()) or (status == 400 and not found)
+    assert b"root:" not in found
+    assert len(found) < 300
+
+
+def test_slow_and_many_connections_are_closed(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "_PATIENCE", 0.3)
+    idle = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(12)]
+    for link in idle:
+        with suppress(OSError):  # it was one too many
+            link.sendall(b"GET /metrics HT")
+    for link in idle:
+        with suppress(ConnectionResetError), link:
+            assert link.recv(1) == b""
+    deadline = time.monotonic() + 10
+    while not asked(port, b"GET /health HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 200"):
+        assert time.monotonic() < deadline
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as drip, suppress(OSError):
+        while True:
+            assert time.monotonic() < deadline + 10
+            drip.sendall(b"a")
+            time.sleep(0.05)
+
+
+def test_lines_of_the_log_are_counted_by_what_the_silo_wrote(tmp_path: Path) -> None:
+    """Text of other parties, which stands at the end of a line, makes no other kind of it."""
+    counts = LogCounts(tmp_path / FILE)
+    assert set(counts().values()) == {0.0}
+    log_request(tmp_path, f"hello of run {RUN}, agreed to")
+    log_request(tmp_path, f"refused hello: run {RUN} begins: hello\nhello")
+    log_request(tmp_path, f"run {RUN} begins: fedseq among a, b", RUN)
+    for step in (1, 2):
+        log_request(tmp_path, f"run {RUN}, step {step}: train done", RUN)
+    expected = (
+        dict.fromkeys(("hello", "refused", "run"), 1.0)
+        | {"task": 2.0}
+        | dict.fromkeys(("failed", "value", "measurement"), 0.0)
+    )
+    for _ in range(2):
+        assert counts() == {f'requests_total{{kind="{kind}"}}': number for kind, number in expected.items()}
+    log_request(tmp_path, "failed at a message: x")
+    assert counts()['requests_total{kind="failed"}'] == 1.0
+
+
+def test_a_silos_counts_hold_nothing_of_its_data(tmp_path: Path) -> None:
+    file = silo_file(tmp_path, "client-0", "[limits]\napprove = true\n")
+    silo = Silo(file, mine("client-0"))
+    for data in (pack(Ask("hello", TERMS.text(), "0")), task(), b"no message"):
+        silo.answer(data)
+    found = supernode.Monitored(file).counts()
+    assert found["plans_waiting"] == 1.0
+    assert found["runs"] == found["disk_bytes"] == 0.0
+    assert found['requests_total{kind="refused"}'] == 3.0
+    approval.approve(file, approval.digest(file, TERMS))
+    silo.answer(task())
+    after = supernode.Monitored(file).counts()
+    assert (after["plans_waiting"], after["runs"], after['requests_total{kind="task"}']) == (0.0, 1.0, 1.0)
+    assert after["disk_bytes"] > 0
+    names = {name.partition("{")[0] for name in after}
+    assert names == {"supernode_starts_total", "runs", "disk_bytes", "plans_waiting", "requests_total"}
+    assert all(isinstance(value, (int, float)) for value in after.values())
