@@ -63,7 +63,7 @@ def test_the_certificate_is_for_the_host_and_for_loopback(made: Federation) -> N
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--silos", ""], "give the public keys of the silos, .* or say --silos"),
+        (["--silos", ""], "give the public keys of the silos, .* or say (--)?silos"),
         (["--silos", "a,b,a"], "names 'a' twice"),
         (["--silos", "a,../b"], "'../b' is not a name"),
         (["--silos", "a,server"], "no silo can be called 'server'"),
