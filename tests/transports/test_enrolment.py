@@ -106,7 +106,7 @@ def test_silos_come_change_their_keys_and_go(fed: Federation, tmp_path: Path) ->
     call(["federation", "rotate", str(fed.folder), str(new)])
     assert keys.same((fed.keys / "b.pub").read_text(), new.read_text())
     assert federations.read(fed.folder).silos == (*SILOS, "d")
-    with pytest.raises(UserError, match="give (--)?replace b"):
+    with pytest.raises(UserError, match=r"give (--)?replace b"):
         joined(fed, "a")
     assert keys.same(joined(fed, "a", "--replace", "b")["b"], new.read_text())
     call(["federation", "revoke", str(fed.folder), "b"])
