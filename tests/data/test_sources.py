@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from ekiden.base.errors import UserError
+from ekiden.base.errors import DataWarning, UserError
 from ekiden.data import NAMED, Dataset, load, located
 from tests.data.conftest import noise, png, write, write_folder, write_images
 
@@ -290,7 +290,8 @@ def test_class_folders(tmp_path: Path) -> None:
     write_folder(tmp_path, {"dog": 5, "cat": 10})
     (tmp_path / "dog" / "notes.txt").write_text("not an image")
     (tmp_path / "dog" / ".hidden.png").write_bytes(b"not an image either")
-    dataset = load(str(tmp_path))
+    with pytest.warns(DataWarning, match=r"not read as images \(\.txt\)"):
+        dataset = load(str(tmp_path))
     assert dataset.classes == ("cat", "dog")
     assert dataset.domains == ()
     assert torch.bincount(dataset.train.y).tolist() == [8, 4]

@@ -161,7 +161,7 @@ def test_a_damaged_ledger_costs_its_figures_only(runs: Path, tmp_path: Path) -> 
     text = (tmp_path / "out" / "index.html").read_text()
     assert "ledger.jsonl, line 1 cannot be read" in text
     assert 'id="figure-features-1-class"' in text
-    assert "run with --keep-trained" in text
+    assert "run with keep_trained" in text
 
 
 def test_nothing_to_report(runs: Path, tmp_path: Path) -> None:

@@ -165,7 +165,8 @@ def read(root: Path, reading: Reading) -> Raw:
     parts = [name.split("/") for name, _ in found]
     if left:
         kinds = ", ".join(name for name, _ in left.most_common(5))
-        tell(f"{counted(left.total(), 'file')} below {root} are not read as {kind.words} ({kinds})")
+        verb = "is" if left.total() == 1 else "are"
+        tell(f"{counted(left.total(), 'file')} below {root} {verb} not read as {kind.words} ({kinds})")
     return Raw(
         source=str(root),
         images=[file for _, file in found],
