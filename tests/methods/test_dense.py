@@ -275,5 +275,5 @@ def test_the_student_may_start_from_the_average(blobs: FederatedData) -> None:
     "fields", [{"distill_batch_size": 1}, {"ce": -1.0}, {"temperature": 0.0}, {"distill_epochs": 0}], ids=str
 )
 def test_refuses_what_is_out_of_range(fields: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=next(iter(fields)).replace("_", "-")):
+    with pytest.raises(UserError, match=next(iter(fields))):
         DENSE(**fields)

@@ -135,5 +135,5 @@ def test_messages() -> None:
     "changes", [{"rounds": 0}, {"epochs": 0}, {"gossip_steps": 0}, {"radius": -1}, {"lr_decay": 0}]
 )
 def test_refuses_what_is_out_of_range(changes: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=next(iter(changes)).replace("_", "-")):
+    with pytest.raises(UserError, match=next(iter(changes))):
         DFedSAM(**changes)

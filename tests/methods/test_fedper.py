@@ -133,7 +133,7 @@ def test_refuses_a_model_without_a_head_before_training(blobs: FederatedData) ->
 
 @pytest.mark.parametrize("changes", [{"rounds": 0}, {"epochs": 0}, {"lr_decay": 0.0}])
 def test_refuses_what_is_out_of_range(changes: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=next(iter(changes)).replace("_", "-")):
+    with pytest.raises(UserError, match=next(iter(changes))):
         FedPer(**changes)
 
 

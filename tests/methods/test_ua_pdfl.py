@@ -275,5 +275,5 @@ def test_refuses_as_many_peers_as_clients(blobs: FederatedData) -> None:
 
 @pytest.mark.parametrize("changes", [{"threshold": -0.1}, {"mu": -1.0}, {"peers": 0}, {"rounds": 0}, {"lr_decay": 1.5}])
 def test_refuses_what_is_out_of_range(changes: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=next(iter(changes)).replace("_", "-")):
+    with pytest.raises(UserError, match=next(iter(changes))):
         UAPDFL(**changes)
