@@ -70,7 +70,7 @@ def test_a_result_answers_as_it_was_measured(
 
 def test_features_are_taken_as_they_are(blobs: FederatedData, tmp_path: Path) -> None:
     result = run(Average(epochs=1), blobs, Tiny(), folder=tmp_path / "run")
-    with pytest.raises(UserError, match=r"its own network \(Tiny\): give it, network="):
+    with pytest.raises(UserError, match=r"its own network \(Tiny\): give it by network"):
         load_model(tmp_path / "run")
     x = blobs.dataset.test.x
     for given in (Tiny(), Tiny):

@@ -111,7 +111,7 @@ PREDICT = [
         "predict digits images --client client-1",
         "gives no personal models",
     ),
-    ("a run with a network from Python", "predict own wide.npy", "its own network (Tiny): give it, network="),
+    ("a run with a network from Python", "predict own wide.npy", "its own network (Tiny): give it by --network"),
     ("another network", "predict own wide.npy --network nets.py:small", "holds another network than the run's"),
     ("a network that is none", "predict own wide.npy --network nets.py:number", "nets.py:number is not a function"),
     ("a network without a file", "predict own wide.npy --network small", "--network 'small' names no file"),

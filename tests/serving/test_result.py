@@ -42,7 +42,7 @@ def test_everything_but_the_models_is_there_without_the_network(blobs: Federated
     run(FedAvg(rounds=3, epochs=1), blobs, Tiny(), folder=tmp_path / "run")
     opened = open_run(tmp_path / "run")
     assert len(opened.history()) == 3
-    with pytest.raises(UserError, match=r"its own network \(Tiny\): give it, network="):
+    with pytest.raises(UserError, match=r"its own network \(Tiny\): give it by network"):
         _ = opened.weights
 
 

@@ -50,7 +50,8 @@ def test_refuses_values_of_another_part() -> None:
 def test_every_network_of_the_library_declares_its_head(name: str) -> None:
     network = Network(models.build(name, (3, 32, 32), 10))
     assert int(network.head.params.sum()) == sum(p.numel() for p in network.module.get_submodule("head").parameters())
-    assert 0 < int(network.head.params.sum()) < len(network.params)
+    assert 0 < int(network.head.params.sum()) <= len(network.params)
+    assert (int(network.head.params.sum()) < len(network.params)) == (name != "linear"), "which is a head alone"
     assert sum(torch.Size(shape).numel() for shape in network.shapes) == len(network.params)
 
 

@@ -152,13 +152,13 @@ DEFENCES = {
         "tests/cli/test_others_folders.py::test_what_is_no_regular_file_does_not_hang",
     ),
     "no body before a signature": (
-        f"{FLOWER}/link.py",
+        f"{FLOWER}/superlink.py",
         "elif self._known is not None and not",
         "elif self._known == 0 and not",
         "tests/transports/test_link.py::test_a_body_is_not_read_before_a_registered_silo_signed",
     ),
     "connections are bounded": (
-        f"{FLOWER}/link.py",
+        f"{FLOWER}/superlink.py",
         "if connections.total() >= most or connections[host] >= each:",
         "if connections.total() < 0:",
         "tests/transports/test_link.py::test_connections_of_one_address_and_of_all_are_bounded",
