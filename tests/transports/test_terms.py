@@ -1,6 +1,5 @@
 """The digest of a run's terms, which silos sign, covers every setting."""
 
-import copy
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -19,8 +18,8 @@ def varied(value: Any) -> Iterator[tuple[str, Any]]:
         own = getattr(value, field.name)
         inner = varied(own) if is_dataclass(own) and not isinstance(own, type) else [("", other_than(own))]
         for name, other in inner:
-            changed = copy.copy(value)
-            object.__setattr__(changed, field.name, other)  # past all checks: it need not be allowed
+            changed = object.__new__(type(value))  # past all checks: it need not be allowed
+            vars(changed).update({f.name: getattr(value, f.name) for f in fields(value)} | {field.name: other})
             yield f"{field.name}.{name}", changed
 
 
