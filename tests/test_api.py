@@ -231,7 +231,7 @@ def test_federate_refuses_the_rest_in_one_line(silo: Any, message: str) -> None:
 
 @pytest.mark.parametrize("silos", [(X, Y), X, "photos", images(), FRAME, 3, {"a": (X, Y)}])
 def test_federate_wants_a_list(silos: Any) -> None:
-    with pytest.raises(UserError, match="federate needs a list (with the samples of each silo|of silos)"):
+    with pytest.raises(UserError, match=r"federate needs a list (with the samples of each silo|of silos)"):
         federate(silos)
 
 
