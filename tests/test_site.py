@@ -42,10 +42,7 @@ def test_a_row_of_the_leaderboard_has_the_values_of_the_records(hooks: Any) -> N
 
 def test_each_promise_of_a_page_has_its_tests(hooks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = hooks.promises()
-    assert (
-        "- From then on it refuses every request with the same id and different terms, even after the run has ended: `test_"
-        in told
-    )
+    assert "refuses every request with the same id and different terms, even after the run has ended: `test_" in told
     assert told.count("\n- ") > 100
     (tmp_path / "docs").mkdir()
     (tmp_path / "tests").mkdir()
