@@ -118,7 +118,13 @@ _MEANT = {
     **dict.fromkeys(("arch", "network"), "model"),
     **dict.fromkeys(("random_state", "random_seed"), "seed"),
     **{"dataset": "data", "batch": "batch_size", "gpu": "device", "output": "out", "num_rounds": "rounds"},
-    **{"local_epochs": "epochs", "num_epochs": "epochs", "drop": "drop_columns", "validation": "val_fraction"},
+    **{
+        "source": "path",
+        "local_epochs": "epochs",
+        "num_epochs": "epochs",
+        "drop": "drop_columns",
+        "validation": "val_fraction",
+    },
 }
 """What users of other libraries write, and our name for it."""
 
