@@ -13,6 +13,7 @@ from sklearn import metrics as sk
 from torch import Tensor
 
 from ekiden import UserError
+from ekiden.base.checks import made
 from ekiden.data.tasks import Classification, LanguageModelling, MultiLabel, Regression, Scores, Segmentation, scaled
 from ekiden.data.tasks import figures as figures_module
 from ekiden.data.tasks.base import IGNORED, Task
@@ -251,6 +252,9 @@ def test_a_threshold_that_was_chosen_and_one_of_a_sensitivity() -> None:
     assert best.sensitivity + best.specificity - 1 == pytest.approx((hits - wrong).max(), abs=3e-3)
     assert sum(n for n, _, _ in found.calibration) == 5000
     assert sum(n * rate for n, _, rate in found.calibration) == pytest.approx(y.sum())
+    read = made(Figures, found.to_json())
+    assert (read.thresholds[0].rule, read.calibration, read.confusion) == ("0.5", found.calibration, found.confusion)
+    assert read.to_json() == found.to_json()
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=30), st.integers(1, 12))

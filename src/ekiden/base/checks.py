@@ -188,7 +188,7 @@ def _as(value: Any, kind: Any) -> Any:
         new = _choice(value, kind)
     elif origin in (Union, UnionType):
         new = _one_of(value, args)
-    elif origin is tuple and args[1:] == (...,):
+    elif origin is tuple:
         new = _sequence(value, kind)
     elif isinstance(kind, TypeVar):
         new = value if kind.__bound__ is None else _as(value, kind.__bound__)
@@ -224,7 +224,12 @@ def _choice(value: Any, kind: Any) -> Any:
 def _sequence(value: Any, kind: Any) -> tuple[Any, ...]:
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise _Refused(_WRONG_TYPE, _names(kind))
-    return tuple(_as(part, get_args(kind)[0]) for part in value)
+    parts, kinds = list(value), get_args(kind)
+    if kinds[1:] == (...,):
+        kinds = kinds[:1] * len(parts)
+    if len(parts) != len(kinds):
+        raise _Refused(_WRONG_TYPE, _names(kind))
+    return tuple(map(_as, parts, kinds))
 
 
 def _instance(value: Any, kind: Any) -> Any:
@@ -273,6 +278,8 @@ def _names(kind: Any) -> str:
         return f"one of {', '.join(map(str, args))}"
     if origin is tuple and args[1:] == (...,):
         return f"a list, each element {_names(args[0])}"
+    if origin is tuple:
+        return f"a list of {len(args)} elements"
     known = {float: "a number", int: "a whole number", bool: "True or False", str: "a text", NoneType: "None"}
     plain = origin or kind
     return known.get(plain) or f"of type {getattr(plain, '__name__', plain)}"
@@ -332,4 +339,7 @@ def _path(table: str, name: str) -> str:
 def _value(kind: Any, value: object, name: str) -> Any:
     if isinstance(kind, type) and is_dataclass(kind) and not isinstance(value, kind):
         return made(kind, value, name)
+    one, *more = get_args(kind) if get_origin(kind) is tuple else (None,)
+    if more == [...] and is_dataclass(one) and isinstance(value, list | tuple):
+        return tuple(_value(one, part, f"{name}[{k}]") for k, part in enumerate(value))
     return admitted(name, value, kind)
