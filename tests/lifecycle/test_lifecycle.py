@@ -252,7 +252,9 @@ def exported(file: Path, to: str, run: Path, data: Path, column: str = "") -> An
             given = {name: rows[name].to_numpy(np.float64) for name in model.inputs.numeric}
             return onnx(file, given | {name: texts[name].to_numpy(object) for name in texts})
         if to == "python":
-            return model(rows).detach().numpy()
+            outputs = model(rows).detach()
+            numbers = model.task.kind == "regression"  # the module returns standardised numbers
+            return (model.task.answers(outputs, full=True) if numbers else outputs).numpy()
         codes = [[1 + k.index(v) if v in k else 0 for v in texts[n]] for n, k in zip(texts, known, strict=True)]
         inputs = [torch.tensor(rows[list(model.inputs.numeric)].to_numpy(np.float64)), torch.tensor(codes).T]
     else:
