@@ -38,6 +38,7 @@ from ekiden.engine.setup import (
     describe_model,
     holders,
     resolved_hardware,
+    with_weights,
 )
 from ekiden.engine.transport import Transport
 from ekiden.engine.worker import Setup, Watch, Worker
@@ -235,6 +236,8 @@ def prepared(
     path = None if how.folder is None else Path(how.folder)
     tracking.check(how.track, path)
     method, workers = recipe.method, how.workers
+    if recipe.training.class_weights != "none":
+        data = with_weights(data)
     check_needs(method, data.dataset)
     for task in task_names(type(method)):  # otherwise a missing type is found at the first resume
         payload_types(method, task)

@@ -54,6 +54,11 @@ class Recipe(Checked, Generic[M_co]):
     def __post_init__(self) -> None:
         """Refuse a part of the network that cannot be trained, and privacy where nothing can be promised."""
         training_part.parsed(self.train)
+        if self.training.class_weights != "none" and not self.method.traits.weighs:
+            raise UserError(
+                f"{self.method.title()} does not train on a loss in which classes have weights: leave out "
+                f"--class-weights={self.training.class_weights}"
+            )
         if self.dp:
             private.check_training(self.training, self.method.fits(), self.method.title())
             object.__setattr__(self, "dp", str(DP.parse(self.dp)))
@@ -77,6 +82,8 @@ class Recipe(Checked, Generic[M_co]):
         values = plain(self) | {"method": self.name, "hyperparameters": plain(self.method)}
         if not self.dp:
             del values["dp"]
+        if self.training.class_weights == "none":
+            del values["training"]["class_weights"]
         return values
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ekiden.base.checks import Positive
 from ekiden.engine.federation import Fed
-from ekiden.engine.method import INITIAL, Method, Size, State, on_client
+from ekiden.engine.method import INITIAL, Method, Size, State, Traits, on_client
 from ekiden.engine.worker import Client
 from ekiden.training.weights import Weights
 
@@ -30,6 +30,8 @@ class Ridge(Method):
 
     Departures from the paper: labels are one-hot vectors; the products are summed over the clients.
     """
+
+    traits = Traits(weighs=False)
 
     ridge: Positive = 1.0
     """k, added to the diagonal"""

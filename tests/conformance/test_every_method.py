@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ekiden import FederatedData, Training, conformance, run
+from ekiden.base.errors import UserError
 from ekiden.conformance import Subject
 from ekiden.conformance.small_runs import files, same, watched, watched_fits
 from ekiden.conformance.small_runs import settings as small_settings
@@ -35,6 +36,7 @@ from ekiden.methods import (
     MetaFed,
 )
 from ekiden.methods.rounds.spfl.host import HOSTS
+from ekiden.recipe import Recipe
 from ekiden.results.result import Result
 from tests.conformance.ridge import Ridge
 from tests.conftest import Tiny
@@ -159,6 +161,15 @@ def test_it_says_whether_it_ends_with_one_model(kind: type[Method]) -> None:
 def test_keeps_what_it_declares_and_repeats(kind: type[Method]) -> None:
     conformance.keeps_what_it_declares(subject(kind))
     conformance.repeats(subject(kind))
+
+
+@pytest.mark.slow
+@every_method
+def test_weights_of_classes_count_or_are_refused(kind: type[Method]) -> None:
+    conformance.weighs_classes(subject(kind))
+    if not kind.traits.weighs:
+        with pytest.raises(UserError, match="does not train on a loss in which classes have weights"):
+            Recipe(small(kind), training=Training(class_weights="balanced"))
 
 
 @every_method

@@ -24,12 +24,15 @@ from ekiden.data.tasks import (
     Scores,
     Segmentation,
     Task,
+    balanced,
     inferred,
     named,
     own_metric,
     recorded,
     scaled,
     task_of,
+    task_of_terms,
+    terms,
 )
 
 DRAW = torch.Generator().manual_seed(0)
@@ -311,3 +314,18 @@ def test_tasks_without_vectors_say_so(task: Task) -> None:
         task.targets(torch.zeros(2, 3), 4)
     with pytest.raises(UserError, match="no vector of outputs"):
         task.drawn(2, 4, torch.Generator())
+
+
+def test_weights_of_classes_multiply_the_loss_of_each_sample_in_training_only() -> None:
+    task = balanced(Classification(), {"no": 6, "yes": 2}, ("no", "yes"))
+    assert isinstance(task, Classification)
+    assert task.weights == (8 / 12, 2.0)
+    outputs, y = torch.tensor([[1.0, 0.0], [0.0, 3.0], [2.0, 0.0]]), torch.tensor([0, 1, 1])
+    each = torch.nn.functional.cross_entropy(outputs, y, reduction="none")
+    assert torch.equal(task.loss(outputs, y), each)
+    assert float(task.mean_loss(outputs, y)) == pytest.approx(float((each * torch.tensor([8 / 12, 2, 2])).mean()))
+    assert task_of_terms(terms(task)) == task_of(recorded(task)) == task
+    with pytest.raises(UserError, match="none of 'yes' is counted"):
+        balanced(Classification(), {"no": 6}, ("no", "yes"))
+    with pytest.raises(UserError, match="is for classes, the task is regression"):
+        balanced(named("regression"), {}, ())

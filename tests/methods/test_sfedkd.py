@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.data.tasks import Classification
 from ekiden.engine.method import Size
 from ekiden.engine.wire import Ref
 from ekiden.methods import FedSeq, SFedKD
@@ -72,7 +73,7 @@ def test_certain_teachers_give_finite_gradients() -> None:
 
 def test_loss_of_two_teachers() -> None:
     student, first, second = logits(4, 5, 6)
-    lesson = Lesson((nn.Identity(), nn.Identity()), (0.3, 0.7), (1.5, 0.5), temperature=2.0)
+    lesson = Lesson(Classification(), (nn.Identity(), nn.Identity()), (0.3, 0.7), (1.5, 0.5), temperature=2.0)
     wanted = 0.0
     for s, one, two, y in zip(student.numpy(), first.numpy(), second.numpy(), Y.tolist(), strict=True):
         (t1, n1), (t2, n2) = parts(s / 2, one / 2, y), parts(s / 2, two / 2, y)

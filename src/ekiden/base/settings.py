@@ -40,6 +40,10 @@ class Training(Checked):
     validation data), the last epoch, or the mean of the iterates over the last part of the steps"""
     tail: Fraction = 0.5
     """share of the steps, at the end, that select = tail averages"""
+    class_weights: Literal["none", "balanced"] = "none"
+    """balanced: the loss of a sample is multiplied by n / (K·n_k), with n training samples of all clients in K classes
+    and n_k in its own, so that rare classes count as much as common ones. Between machines n_k is what the silos agreed
+    on (`ekiden silo sums`)"""
     augment: bool = True
     """augment training batches as the data set defines (crop, flip, rotation)"""
     mean: tuple[float, ...] = ()

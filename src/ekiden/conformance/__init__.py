@@ -31,6 +31,7 @@ from ekiden.conformance.run_rules import (
     repeats,
     resumes,
     same_on_processes,
+    weighs_classes,
 )
 from ekiden.conformance.small_runs import Broken, Subject
 from ekiden.engine.method import Method
@@ -51,6 +52,7 @@ CONDUCT: tuple[Check, ...] = (
     keeps_what_it_declares,
     repeats,
     learns,
+    weighs_classes,
     counts_every_pass,
     ledger_equals_the_cost,
     resumes,
@@ -200,4 +202,5 @@ __all__ = [
     "resumes",
     "same_on_processes",
     "tasks_are_annotated",
+    "weighs_classes",
 ]

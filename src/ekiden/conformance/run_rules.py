@@ -45,6 +45,16 @@ def learns(subject: Subject) -> None:
     raise Broken(f"accuracy {best:.2f} at best on three classes, at least {_CHANCE} is needed")
 
 
+def weighs_classes(subject: Subject) -> None:
+    """Weights of classes change what clients learn, unless `Traits.weighs` is False."""
+    plain = subject.plain
+    if not subject.default.traits.weighs:
+        return  # a run with weights is refused
+    training = replace(settings()["training"], class_weights="balanced")
+    if not difference(plain, run(subject.small, blobs(), Tiny, **(settings() | {"training": training}))):
+        raise Broken("--class-weights changes nothing: train on `client.loss`, or say `traits = Traits(weighs=False)`")
+
+
 def counts_every_pass(subject: Subject) -> None:
     """It counts: each pass of a sample through the network at a client is in the metrics."""
     _ = subject.watched

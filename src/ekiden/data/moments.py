@@ -81,7 +81,7 @@ _ALIKE = 0.4  # difference of the two factors' decimal logarithms
 _FAR = 8.0  # deviations between means
 _ROWS = 10  # values from which a silo's moments are compared
 _SHOWN = 5
-_TARGETS, _SCHEMA = "targets", "schema"
+_TARGETS, _SCHEMA, _CLASSES = "targets", "schema", "classes"
 _TOLD = {"moments": "numbers", "categories": "categories"}
 _LOOKED_AT = 200  # samples of images and arrays that are compared
 
@@ -432,11 +432,13 @@ class Scaling:
         table: the columns, their scaling and vocabularies; None if samples are not rows of a table.
         targets: mean and standard deviation of each number to predict, by name.
         schema: the study's schema, as `Schema.text` gives it; empty without one.
+        classes: training samples of all silos in each class, by its name; empty for other tasks.
     """
 
     table: Inputs | None
     targets: Mapping[str, tuple[float, float]]
     schema: str = ""
+    classes: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         table = self.table if isinstance(self.table, Table) else Table((), ())
@@ -447,6 +449,7 @@ class Scaling:
         """Return the scaling as plain values."""
         table = {} if self.table is None else to_json(self.table)
         more = {_SCHEMA: json.loads(self.schema)} if self.schema else {}
+        more |= {_CLASSES: dict(self.classes)} if self.classes else {}
         return table | more | ({_TARGETS: {k: list(v) for k, v in self.targets.items()}} if self.targets else {})
 
     def scaled(self, dataset: Dataset) -> Dataset:
@@ -469,9 +472,13 @@ def read_agreed(path: Path) -> Scaling:
         given = values.pop(_TARGETS, {}) if isinstance(values, dict) else {}
         schema = schemas.parsed(values.pop(_SCHEMA)).text() if isinstance(values, dict) and _SCHEMA in values else ""
         targets = {str(name): (float(mean), float(std)) for name, (mean, std) in given.items()}
+        counts = values.pop(_CLASSES, {}) if isinstance(values, dict) else {}
+        classes = {str(name): int(n) for name, n in counts.items()}
+        if min(classes.values(), default=1) < 1:
+            raise ValueError("a class has no sample")
         if not all(isfinite(mean) and 0 < std < inf for mean, std in targets.values()):
             raise ValueError("a mean or a standard deviation is not a number, or not positive")
-        return Scaling(from_json(values) if values or not targets else None, targets, schema)
+        return Scaling(from_json(values) if values or not targets else None, targets, schema, classes)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{path} holds no agreed scaling ({error}): make it by `ekiden federation agree`") from None
 
@@ -519,7 +526,8 @@ def agree_on(
     table = Table(tuple(sorted(columns)), tuple(sorted(told[0].categories)), dates=tuple(sorted(told[0].dates)))
     table = agree(table, told)
     known = table if table.numeric or table.categorical else None
-    return Scaling(known, target_scales(told), schema.text() if schema else "")
+    classes = dict(sorted(_counted([one.classes for one in told]).items()))
+    return Scaling(known, target_scales(told), schema.text() if schema else "", classes)
 
 
 def _check_schema(told: Sequence[ColumnSums], schema: Schema) -> None:

@@ -131,6 +131,8 @@ class Traits:
         needs: what the data must have in addition to a loss: `CLASSES`, `VECTORS`, `NUMBERS`, `CONTINUOUS`, a union, or
             nothing. A run with other data is refused before anything is written.
         one_model: whether a run ends with a global model and without personal ones.
+        weighs: whether clients train on the task's loss, in which classes can have weights (`--class-weights`). False
+            if they solve for the model or have a loss of their own.
     """
 
     private: Any = None
@@ -143,6 +145,7 @@ class Traits:
     extra_outputs: int = 0
     needs: frozenset[Need] = frozenset()
     one_model: bool = True
+    weighs: bool = True
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.settings import Hardware
 from ekiden.data import kinds
 from ekiden.data.samples import ClientData, FederatedData, Subset
-from ekiden.data.tasks import Task, recorded
+from ekiden.data.tasks import Task, balanced, recorded
 from ekiden.engine.folder import data_digests, model_differences
 from ekiden.engine.method import Method, Size
 from ekiden.engine.networks import network_name
@@ -127,6 +127,14 @@ def _describe_frozen(setup: Setup) -> dict[str, Any]:
     module = setup.build()
     digest = frozen.digest(module)
     return {"digest": digest, "values": frozen.size(module)} if digest else {}
+
+
+def with_weights(data: FederatedData) -> FederatedData:
+    """Return the data with a weight of each class, from the training samples of all clients."""
+    dataset = data.dataset
+    each = [dataset.task.counts(client.train.y, dataset.outputs) for client in data.clients]
+    counts = dict(zip(dataset.classes, torch.stack(each).sum(0).tolist(), strict=False))
+    return data.with_task(balanced(dataset.task, counts, dataset.classes))
 
 
 def check_labels(data: FederatedData) -> None:

@@ -323,5 +323,7 @@ def check_training(training: Training, fits: tuple[int, ...] | None, title: str)
             f"{title} tells more about its samples than the models that it trains, so --dp promises nothing for it: "
             "choose another method (docs/privacy.md lists them)"
         )
+    if training.class_weights != "none":
+        raise UserError("--class-weights tells counts of labels, for which --dp promises nothing: leave it out")
     if training.optimizer == "sam":
         raise UserError("--dp counts one gradient a step, and sam takes two: choose --optimizer sgd or adam")

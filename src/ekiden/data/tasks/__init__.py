@@ -25,6 +25,7 @@ __all__ = [
     "Scores",
     "Segmentation",
     "Task",
+    "balanced",
     "inferred",
     "named",
     "names_of",
@@ -84,6 +85,28 @@ def scaled(task: Task, y: Tensor) -> Task:
     return replace(task, mean=tuple(rows.mean(0).tolist()), std=tuple(torch.where(std > 0, std, 1.0).tolist()))
 
 
+def balanced(task: Task, counts: Mapping[str, int], classes: Sequence[str]) -> Task:
+    """Return `task` with the weight n / (K·n_k) of each class, as `--class-weights balanced` means it.
+
+    Args:
+        task: what the labels mean.
+        counts: n_k, the training samples of all clients in each class, by its name.
+        classes: the names of the K classes.
+
+    Raises:
+        UserError: the task is not a classification, or a class has no samples.
+    """
+    if not isinstance(task, Classification):
+        raise UserError(f"--class-weights=balanced is for classes, the task is {task.kind}: leave it out")
+    if lacking := next((name for name in classes if not counts.get(name)), None):
+        raise UserError(
+            f"--class-weights=balanced needs training samples of each class, and none of {lacking!r} is counted (silos "
+            "count classes of min_count samples or more): leave it out"
+        )
+    n = sum(counts[name] for name in classes)
+    return replace(task, weights=tuple(n / (len(classes) * counts[name]) for name in classes))
+
+
 def names_of(task: Task, y: Tensor, given: Sequence[str] | None) -> tuple[str, ...]:
     """Return the names of labels, targets or classes of pixels: those given, or numbers.
 
@@ -107,7 +130,7 @@ def names_of(task: Task, y: Tensor, given: Sequence[str] | None) -> tuple[str, .
 
 def recorded(task: Task) -> dict[str, Any]:
     """Return a task as plain values; they hold only the name of a user's own metric."""
-    values = {field.name: getattr(task, field.name) for field in fields(task) if field.name != "metric"}
+    values = {f.name: value for f in fields(task) if f.name != "metric" and (value := getattr(task, f.name)) != ()}
     metric = task.metric.name if isinstance(task.metric, Metric) else task.metric
     lists = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
     chosen: dict[str, Any] = {"metric": metric} if metric else {}

@@ -19,11 +19,17 @@ class Classification(VectorTask):
     """One of K classes for each sample: y (n,) int64, outputs (b, K) logits, cross-entropy.
 
     Answers are the classes (n,), or with `full` their probabilities (n, K).
+
+    Attributes:
+        weights: factor of the loss of each class (K,) in training; empty if all count alike. Measured losses have no
+            weights.
     """
 
     kind: ClassVar[str] = "classification"
     offers: ClassVar[frozenset[Need]] = frozenset({"classes", "vectors"})
     metrics: ClassVar[tuple[Metric, ...]] = measures.OF_CLASSES
+
+    weights: tuple[Positive, ...] = ()
 
     def labels(self, y: Tensor, n: int, what: str) -> Tensor:
         """See `Task`."""
@@ -39,7 +45,11 @@ class Classification(VectorTask):
 
     def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """See `Task`."""
-        return F.cross_entropy(outputs, y)
+        if not self.weights:
+            return F.cross_entropy(outputs, y)
+        # A sum over the batch's weights instead of b would let a sample's weight depend on the others in its batch.
+        weights = torch.tensor(self.weights, device=outputs.device)
+        return F.cross_entropy(outputs, y, weights, reduction="sum") / len(y)
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """See `Task`."""

@@ -30,7 +30,7 @@ class GLAM(Objective):
         said = iter(answers)
         reference, previous = (None if f is None else next(said) for f in (self.reference, self.previous))
         outputs = forward(x).float()
-        if self.task.kind == "classification":
+        if isinstance(self.task, Classification) and not self.task.weights:
             return aligned(outputs, reference, previous, y, self.tau, self.rho)
         return near(self.task, outputs, reference, previous, y, self.tau, self.rho)
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ekiden.authoring import (
@@ -24,6 +23,7 @@ from ekiden.authoring import (
     Ref,
     Size,
     State,
+    Task,
     Traits,
     Weights,
     on_client,
@@ -164,7 +164,7 @@ class SFedKD(Method):
         networks = tuple(client.network(teacher) for teacher in teachers)
         a = tuple(self.target_weight * share for share in target)
         b = tuple(self.others_weight * share for share in others)
-        return client.fit(model, epochs=self.epochs, objective=Lesson(networks, a, b, self.temperature))
+        return client.fit(model, epochs=self.epochs, objective=Lesson(client.task, networks, a, b, self.temperature))
 
     @property
     def distils(self) -> bool:
@@ -197,6 +197,7 @@ class SFedKD(Method):
 class Lesson(Objective):
     """ℓ + τ² Σ_t (α_t TCKD_t + β_t NCKD_t), for teachers that see the same inputs."""
 
+    task: Task
     networks: tuple[Forward, ...]
     target: tuple[float, ...]  # α_t
     others: tuple[float, ...]  # β_t
@@ -210,7 +211,7 @@ class Lesson(Objective):
     def __call__(self, forward: Forward, x: Tensor, y: Tensor, *answers: Tensor) -> Tensor:
         """Return the loss of inputs x (b, ...) with labels y (b,); each teacher's answers are (b, K)."""
         logits = forward(x).float()
-        soft, loss = logits / self.temperature, F.cross_entropy(logits, y)
+        soft, loss = logits / self.temperature, self.task.mean_loss(logits, y)
         for given, alpha, beta in zip(answers, self.target, self.others, strict=True):
             taught = given / self.temperature
             parts = alpha * target_class(soft, taught, y) + beta * other_classes(soft, taught, y)

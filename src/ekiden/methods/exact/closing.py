@@ -1,7 +1,7 @@
 """The closing lap: after a method's last step, the classifier is refitted exactly on all clients' training data."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, make_dataclass
+from dataclasses import dataclass, fields, make_dataclass, replace
 from functools import cache, cached_property, reduce
 from itertools import chain, islice
 from operator import or_
@@ -241,7 +241,8 @@ def lapped(kind: type[Method]) -> type[Method]:
     if taken := [name for name in _OWN if hasattr(kind, name)]:
         raise UserError(f"{kind.title()} already has a closing lap, or something called {taken[0]}: leave out {LAP}")
     about = f"{(kind.__doc__ or '').strip()}\n\nA closing lap then refits the classifier exactly."
-    values = {"__doc__": about, "__module__": kind.__module__, "lapped": kind}
+    traits = replace(kind.traits, weighs=False)  # the classifier is solved for
+    values = {"__doc__": about, "__module__": kind.__module__, "lapped": kind, "traits": traits}
     return type(f"{kind.__name__}{LAP}", (ClosingLap, kind), values)
 
 

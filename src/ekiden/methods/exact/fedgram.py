@@ -128,7 +128,7 @@ class FedGram(FixedFeatures):
     """each client also gets a personal head: ridge regression on its own samples towards the head of all, with λ by its
     own generalised cross-validation"""
 
-    traits = Traits(skips=True)  # a hop is left out
+    traits = Traits(skips=True, weighs=False)  # a hop is left out
 
     @property
     def only_classes(self) -> bool:

@@ -23,7 +23,6 @@ from ekiden.authoring import (
     State,
     Weights,
     Work,
-    cross_entropy,
     mean,
     on_client,
 )
@@ -255,7 +254,7 @@ class HeldNear(Objective):
     def __call__(self, forward: Forward, x: Tensor, y: Tensor, *answers: Tensor) -> Tensor:
         """Return the loss of a mini-batch."""
         aux, _ = self.client.probe(self.unit)
-        return cross_entropy(forward, x, y) + self.mu * auxiliary(aux[0], self.target, average=self.average)
+        return self.client.loss(forward, x, y) + self.mu * auxiliary(aux[0], self.target, average=self.average)
 
 
 def auxiliary(aux: Tensor, target: Tensor, *, average: bool) -> Tensor:

@@ -146,7 +146,7 @@ class DeepAFL(Method):
     scale: Positive = 1.0
     """factor of R_0, for features that are much smaller or larger than 1"""
 
-    traits = Traits(private=KeptSolutions)
+    traits = Traits(private=KeptSolutions, weighs=False)
 
     @property
     def needs(self) -> frozenset[Need]:

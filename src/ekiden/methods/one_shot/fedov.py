@@ -181,7 +181,7 @@ class FedOV(OneShot):
     FedELMY's tables state the epoch of best validation accuracy for all methods.
     """
 
-    traits = Traits(joins_models=True, extra_outputs=1, needs=CLASSES | CONTINUOUS)
+    traits = Traits(joins_models=True, extra_outputs=1, needs=CLASSES | CONTINUOUS, weighs=False)
 
     epochs: Count = 200
     """E, epochs at each client"""

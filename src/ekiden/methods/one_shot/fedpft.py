@@ -94,7 +94,7 @@ class FedPFT(Method):
     order: str = "given"
     """order of the clients in a chain: given, reversed, random, or names separated by commas"""
 
-    traits = Traits(splits_model=True, needs=CLASSES)
+    traits = Traits(splits_model=True, needs=CLASSES, weighs=False)
 
     def __post_init__(self) -> None:
         """Refuse an order for a star."""

@@ -118,7 +118,7 @@ class FENS(Method):
     default the best on validation data.
     """
 
-    traits = Traits(private=HeldOut, joins_models=True, needs=CLASSES)
+    traits = Traits(private=HeldOut, joins_models=True, needs=CLASSES, weighs=False)
 
     epochs: Count = 200
     """E, epochs at each client"""

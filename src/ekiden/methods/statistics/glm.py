@@ -117,7 +117,7 @@ class GLM(Method):
     order: str = "given"
     """order of the clients: given, reversed, random, or names separated by commas; the last one makes the steps"""
 
-    traits = Traits(averages=False)
+    traits = Traits(averages=False, weighs=False)
 
     @property
     def needs(self) -> frozenset[Need]:

@@ -66,7 +66,7 @@ class Distillation(Objective):
         d = own * divergence(soft[:own], target[:own], y, self.form)
         if own < len(x):
             d = d + (len(x) - own) * kl(soft[own:], target[own:])
-        return F.cross_entropy(logits[:own], y) + self.factor * self.temperature**2 * d / len(x)
+        return self.task.mean_loss(logits[:own], y) + self.factor * self.temperature**2 * d / len(x)
 
     def _of_task(self, outputs: Tensor, y: Tensor, answers: Tensor) -> Tensor:
         """Return the same loss for another task, D being its distance; the first outputs have labels y."""

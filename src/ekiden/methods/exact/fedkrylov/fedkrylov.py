@@ -83,7 +83,7 @@ class FedKrylov(FixedFeatures):
     """how sums travel: in 16 bits a number, rounded at each hop; or as whole numbers of 64 bits, exact, which silos can
     mask"""
 
-    traits = Traits(private=Kept)
+    traits = Traits(private=Kept, weighs=False)
 
     def __post_init__(self) -> None:
         """The features must be known and the budget must be one; there is no pass for moments of patches."""

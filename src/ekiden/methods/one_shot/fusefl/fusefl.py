@@ -26,7 +26,6 @@ from ekiden.authoring import (
     UserError,
     Weights,
     Work,
-    cross_entropy,
     mean,
     on_client,
 )
@@ -195,7 +194,7 @@ class FuseFL(Method):
             client.fit(
                 network.weights(),
                 epochs=self.epochs,
-                objective=Through(clients if before else 1),
+                objective=Through(client.loss, clients if before else 1),
                 training=replace(client.training, select="last"),
                 network=network,
             )
@@ -284,12 +283,14 @@ class FuseFL(Method):
 
 @dataclass(frozen=True)
 class Through(Objective):
-    """Cross-entropy behind frozen blocks of so many clients, each of which is a pass forward.
+    """A loss behind frozen blocks of so many clients, each of which is a pass forward.
 
     Attributes:
+        loss: the loss.
         columns: stages of the first level.
     """
 
+    loss: Objective
     columns: int
 
     def further(self, batch: int) -> Work:
@@ -298,4 +299,4 @@ class Through(Objective):
 
     def __call__(self, forward: Forward, x: Tensor, y: Tensor, *answers: Tensor) -> Tensor:
         """Return the loss of a mini-batch."""
-        return cross_entropy(forward, x, y)
+        return self.loss(forward, x, y)

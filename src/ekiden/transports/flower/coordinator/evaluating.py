@@ -13,6 +13,7 @@ import torch
 from ekiden.base.errors import UserError
 from ekiden.base.files import write
 from ekiden.base.settings import Hardware
+from ekiden.data.tasks import Classification, terms
 from ekiden.engine import wire
 from ekiden.engine.evaluation import Built
 from ekiden.engine.networks import initial_weights, read_model
@@ -99,9 +100,12 @@ def terms_for(
             f"the model of {method.title()} depends on the number of silos: name {len(before.clients)} by --clients"
         )
     model = read_model(run, "model.safetensors", Built(method, setup.build, len(before.clients)))
+    labels = before.labels
+    unweighted = replace(labels, weights=()) if isinstance(labels, Classification) else labels
     agreed = replace(
         before,
         run=secrets.token_hex(8),
+        task=terms(unweighted),  # other silos have other counts of classes
         recipe=replace(before.recipe, method=among(method, clients)),
         clients=tuple(clients),
         keys=tuple(public_keys[name] for name in clients) if public_keys else (),

@@ -23,7 +23,7 @@ from ekiden.base.settings import Hardware
 from ekiden.data.augment import Augment
 from ekiden.data.kinds import of_terms
 from ekiden.data.spelling import ALIKE, Spelling, folded, merging, numbered_from_two, spellings
-from ekiden.data.tasks import Classification, task_of_terms, terms
+from ekiden.data.tasks import Classification, balanced, task_of_terms, terms
 from ekiden.data.tasks.counting import counting_of
 from ekiden.data.undecoded import natural
 from ekiden.engine import networks, wire
@@ -232,6 +232,13 @@ def agree(
     one = _alike(plan, hellos)
     inputs = of_terms(one.inputs)
     task = replace(task_of_terms(one.task), metric=plan.recipe.metric)
+    if plan.recipe.training.class_weights != "none":
+        if not one.counts and isinstance(task, Classification):
+            raise UserError(
+                "--class-weights needs counts of classes, which silos agree on for tables (`ekiden silo sums`, then "
+                "`ekiden federation agree`): leave it out"
+            )
+        task = balanced(task, one.counts, one.classes)
     if counting_of(task, task.outputs(one.classes), full=True).lacks(task.headline.name):
         raise UserError(
             f"silos count no scores of {len(one.classes)} classes, which {task.headline.name} needs: choose another "
@@ -302,7 +309,7 @@ def _alike(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> Hello:
                 f"{first} and {name} hold labels of different tasks, or scale their targets in different ways: name "
                 "one task in [data] of all silos, and agree on the scale by `ekiden silo sums`"
             )
-        if one.inputs != hellos[name].inputs:
+        if one.inputs != hellos[name].inputs or one.counts != hellos[name].counts:
             raise UserError(
                 f"{first} and {name} read or scale their samples in different ways: use the same columns and "
                 "options in [data] of all silos, and the same data.agreed"

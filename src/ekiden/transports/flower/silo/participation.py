@@ -267,8 +267,7 @@ def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
     dataset, client = held
     admission = Admission(file, terms)
     policy.check_data(file, terms, held)
-    task = replace(dataset.task, metric=terms.labels.metric)  # the run's metric chooses epochs
-    dataset = replace(dataset, mean=terms.mean, std=terms.std, augment=terms.augment, task=task)
+    dataset = replace(dataset, mean=terms.mean, std=terms.std, augment=terms.augment, task=terms.labels)
     setup = terms.setup(dataset, file.hardware, file.pretrained_folder)
     empty = policy.check_size(file, setup)
     first = not admission.folder.exists()

@@ -9,6 +9,7 @@ from torch import nn
 
 from ekiden.base.errors import UserError
 from ekiden.data.kinds import terms
+from ekiden.data.tasks import balanced
 from ekiden.data.tasks import terms as task_terms
 from ekiden.engine import wire
 from ekiden.engine.drive import Outline, TooLong, outline
@@ -152,7 +153,10 @@ def check_data(file: SiloFile, agreed: Agreement, held: Held) -> None:
             raise UserError(f"{file.name} holds {what} {here}, the run is for {there}")
     if file.schema != agreed.schema:
         raise UserError(f"{file.name} has another study schema than the run: use the same in [data] of all silos")
-    if task_terms(replace(dataset.task, metric=agreed.labels.metric)) != agreed.task:
+    task = replace(dataset.task, metric=agreed.labels.metric)
+    if agreed.weighted:
+        task = balanced(task, file.class_counts, dataset.classes)
+    if task_terms(task) != agreed.task:
         raise UserError(
             f"{file.name} holds labels of {dataset.task.kind}, the run is for {agreed.labels.kind}, or has another "
             "scale of the targets: use the same [data] of all silos, and the same data.agreed"

@@ -105,6 +105,7 @@ class Silo:
             file.limits.evaluations,
             task=task_terms(dataset.task),
             schema=file.schema,
+            counts=dict(file.class_counts),
         )
         if file.link.key:
             hello = replace(hello, signature=sign(file, signed_text(ask.nonce, file.name)))

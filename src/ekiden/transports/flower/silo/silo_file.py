@@ -240,6 +240,11 @@ class SiloFile:
             raise UserError(f"{self.path}: a schema is for files (data.path), not for data.python: leave it out")
         return "".join(texts)
 
+    @property
+    def class_counts(self) -> Mapping[str, int]:
+        """Return the training samples of all silos in each class that the silos agreed on; none without data.agreed."""
+        return read_agreed(self.beside(self.data.agreed)).classes if self.data.agreed else {}
+
     def read(self) -> Dataset:
         """Load the data set at `data.path`; errors about its contents are for this silo only."""
         try:

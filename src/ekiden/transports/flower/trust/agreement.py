@@ -154,6 +154,11 @@ class Agreement:
         return task_of_terms(self.task)
 
     @property
+    def weighted(self) -> bool:
+        """Whether classes have weights in training (`--class-weights`)."""
+        return self.recipe.training.class_weights != "none" and not self.measures
+
+    @property
     def outputs(self) -> int:
         """K, the number of outputs that the network needs."""
         return self.labels.outputs(self.classes)

@@ -5,7 +5,7 @@ What a request holds, arguments and other silos' values, is opened and checked h
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from math import isfinite
 from typing import Any, Literal, TypeVar, get_type_hints
 
@@ -140,6 +140,7 @@ class Hello:
         proof: signature of `sealing` by the silo's key.
         task: what the labels mean, see `ekiden.data.tasks.terms`.
         schema: the study's schema that its data meet, as `Schema.text` gives it; empty without one.
+        counts: training samples of all silos in each class, if the silos agreed on them.
     """
 
     name: str
@@ -158,6 +159,7 @@ class Hello:
     proof: str = ""
     task: str = ""
     schema: str = ""
+    counts: dict[str, int] = field(default_factory=dict)
 
 
 def pack(header: Any, body: Iterable[bytes | memoryview] = ()) -> bytes:

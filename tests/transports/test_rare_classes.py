@@ -1,0 +1,135 @@
+"""Classes of which few samples are positive: weights of classes, and epochs chosen by AUROC, as in simulation."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ekiden import Hardware, Training
+from ekiden import run as run_here
+from ekiden.base.errors import UserError
+from ekiden.data import FederatedData
+from ekiden.data.tasks import Classification
+from ekiden.engine.method import Method
+from ekiden.engine.setup import with_weights
+from ekiden.methods import FedAvg, FedGram, FedSeq
+from ekiden.recipe import Recipe
+from ekiden.results.result import Result
+from ekiden.transports.flower.coordinator import session
+from ekiden.transports.flower.coordinator.evaluating import terms_for
+from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
+from ekiden.transports.flower.silo.silo import Silo
+from ekiden.transports.flower.silo.silo_file import Held, read
+from ekiden.transports.flower.trust import agreement as agreements
+from tests.transports.fakes import FakeNodes
+from tests.transports.test_attacks import Attacker, terms_in
+from tests.transports.test_networks_of_a_run import refused
+from tests.transports.test_remote import same
+
+pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
+
+SILO = """name = "{name}"
+[data]
+path = "{name}.csv"
+label_column = "died"
+val_fraction = 0.3
+min_count = 3
+agreed = "agreed.json"
+[limits]
+min_positives = 1
+[hardware]
+threads = 1
+"""
+TRAINING = Training(lr=0.01, batch_size=32)
+BALANCED = replace(TRAINING, class_weights="balanced")
+
+
+class Nodes(FakeNodes):
+    """Silos that read their tables once."""
+
+    def silo(self, node: int) -> Silo:
+        return Silo(self.files[node], self.held[node])
+
+    @cached_property
+    def held(self) -> dict[int, Held]:
+        return {node: file.load() for node, file in self.files.items()}
+
+
+@pytest.fixture
+def silos(tmp_path: Path, command: Callable[..., tuple[int, str]]) -> Nodes:
+    """Two silos with a table each, in which 3 % died; they have agreed on its scale."""
+    rng = np.random.default_rng(0)
+    for name, rows in (("a", 400), ("b", 300)):
+        risk = rng.normal(size=(rows, 4))
+        order = (risk[:, 0] + rng.normal(size=rows)).argsort()
+        died = np.where(np.isin(np.arange(rows), order[-round(0.03 * rows) :]), "yes", "no")
+        lines = [f"{a:.3f},{b:.3f},{c:.3f},{d:.3f},{y}" for (a, b, c, d), y in zip(risk, died, strict=True)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["age,bmi,urea,rate,died", *lines]) + "\n")
+        (tmp_path / f"{name}.toml").write_text(SILO.format(name=name).replace('agreed = "agreed.json"\n', ""))
+        assert command("silo", "sums", str(tmp_path / f"{name}.toml"))[0] == 0
+        (tmp_path / f"{name}.toml").write_text(SILO.format(name=name))
+    sums = (str(tmp_path / f"{name}-sums.json") for name in "ab")
+    code, said = command("federation", "agree", *sums, "--out", str(tmp_path / "agreed.json"))
+    assert code == 0, said
+    return Nodes([read(tmp_path / f"{name}.toml") for name in "ab"])
+
+
+def here(silos: Nodes, method: Method, training: Training, metric: str = "") -> Result:
+    held = list(silos.held.values())
+    data = FederatedData(held[0][0], tuple(client for _, client in held))
+    how: dict[str, Any] = {"training": training, "hardware": Hardware(threads=1), "seed": 3, "metric": metric}
+    return run_here(method, data, model="mlp", **how)
+
+
+def far(silos: Nodes, folder: Path, method: Method, training: Training, metric: str = "") -> Result:
+    recipe = Recipe(method, model="mlp", training=training, seed=3, metric=metric, evaluate_every=0)
+    return session.run(RemotePlan(recipe, "a,b"), silos, folder, {}, lambda line: None, poll=0)
+
+
+def test_weights_of_classes_are_those_of_one_machine(silos: Nodes, tmp_path: Path) -> None:
+    counts = json.loads((tmp_path / "agreed.json").read_text())["classes"]
+    held = list(silos.held.values())
+    labels = np.concatenate([client.train.y.numpy() for _, client in held])
+    assert counts == dict(zip(held[0][0].classes, np.bincount(labels).tolist(), strict=True))
+    together = with_weights(FederatedData(held[0][0], tuple(client for _, client in held)))
+    result = far(silos, tmp_path / "run", FedAvg(rounds=2, epochs=1), BALANCED)
+    expected = here(silos, FedAvg(rounds=2, epochs=1), BALANCED)
+    assert same(result.weights, expected.weights)
+    assert not same(result.weights, here(silos, FedAvg(rounds=2, epochs=1), TRAINING).weights)
+    terms = agreements.parse((tmp_path / "run" / "agreement.json").read_text())
+    assert terms.labels == together.dataset.task
+    assert terms.labels.weights == pytest.approx([sum(counts.values()) / (2 * n) for n in counts.values()])  # type: ignore[attr-defined]
+    measuring, _ = terms_for(terms, tmp_path / "run", ("b",), {})  # other silos may have agreed on other counts
+    assert measuring.labels == Classification()
+
+
+def test_a_silo_trains_only_with_the_weights_that_follow_from_its_own_counts(silos: Nodes, tmp_path: Path) -> None:
+    far(silos, tmp_path / "run", FedSeq(epochs=1), BALANCED)
+    attacker = Attacker(silos, terms_in(silos))
+    own = json.loads(attacker.terms.task)
+    assert "another scale" in refused(attacker, task=json.dumps(own | {"weights": [1e-9, 1e9]}))
+    assert "another scale" in refused(attacker, task="")
+    with pytest.raises(UserError, match="fedgram does not train on a loss in which classes have weights: leave out"):
+        far(silos, tmp_path / "other", FedGram(), BALANCED)
+    file = tmp_path / "agreed.json"
+    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "classes"}))
+    with pytest.raises(UserError, match="class_weights needs counts of classes, which silos agree on for tables"):
+        far(silos, tmp_path / "other", FedSeq(epochs=1), BALANCED)
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.slow  # measures the AUROC of each epoch
+def test_epochs_are_chosen_by_the_metric_between_silos_too(silos: Nodes, tmp_path: Path) -> None:
+    """By accuracy, guessing that nobody dies is the best epoch; by AUROC a later one is."""
+    found, slow = {}, replace(TRAINING, lr=3e-4)
+    for metric in ("accuracy", "auroc"):
+        found[metric] = far(silos, tmp_path / metric, FedSeq(epochs=8), slow, metric)
+        assert same(found[metric].weights, here(silos, FedSeq(epochs=8), slow, metric).weights)
+    assert not same(found["accuracy"].weights, found["auroc"].weights)
+    assert found["auroc"].metrics[-1]["metrics"]["auroc"] > found["accuracy"].metrics[-1]["metrics"]["auroc"]
+    assert found["accuracy"].metrics[-1]["accuracy"] == pytest.approx(found["accuracy"].metrics[-1]["majority"])
