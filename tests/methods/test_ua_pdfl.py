@@ -9,12 +9,14 @@ from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, models, run
 from ekiden.base.settings import batches
+from ekiden.data.tasks import Classification
 from ekiden.engine import wire
 from ekiden.engine.method import Size, State
 from ekiden.engine.worker import Client
 from ekiden.methods import UAPDFL, DFedAvgM, FedPer
 from ekiden.methods.gossip.ua_pdfl import Branches, Choice, Divergence, Heard, HeldNear, Units, auxiliary, divergence
 from ekiden.training.network import Network
+from ekiden.training.objective import TaskLoss
 from ekiden.training.weights import Weights
 from tests.conftest import Tiny
 from tests.methods.toys import Silo, Table, rounds, weights
@@ -124,6 +126,8 @@ def test_penalty_and_its_gradient() -> None:
 
 class Probed:
     """Stands for a client whose extractor answers `aux` to the unit input."""
+
+    loss = TaskLoss(Classification())
 
     def __init__(self, aux: torch.Tensor) -> None:
         self.aux = aux
