@@ -248,6 +248,7 @@ def script(folder: Path, guard: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False, timeout=120)
 
 
+@pytest.mark.slow
 def test_a_script_with_workers_needs_a_main_guard(tmp_path: Path) -> None:
     done = script(tmp_path, "")
     assert done.returncode == 1
@@ -299,6 +300,7 @@ def test_a_loop_over_steps_that_is_left_goes_on_later(blobs: FederatedData, tmp_
     assert later[-1].ledger == whole.ledger
 
 
+@pytest.mark.slow
 def test_worker_processes_end_when_a_loop_over_steps_is_left(blobs: FederatedData) -> None:
     before = {child.pid for child in multiprocessing.active_children()}
     going = steps(FedSeq(epochs=1), blobs, Tiny, training=FAST, processes=True)

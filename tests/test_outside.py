@@ -97,6 +97,7 @@ def test_all_commands_know_a_file(mine: Path, command: Command, monkeypatch: pyt
     assert (model(x).argmax(1) == y).float().mean() > 0.9
 
 
+@pytest.mark.slow
 def test_worker_processes_and_sweeps_know_a_file(mine: Path, command: Command) -> None:
     (mine.parent / "table.toml").write_text(
         'title = "t"\nseeds = [0]\n[settings]\nmodel = "mine.py:net"\ndata = "mine.py:pooled"\n'

@@ -22,7 +22,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
-    "name", ["first-run", "serve", "your-data", pytest.param("own-method", marks=pytest.mark.slow)]
+    "name", ["first-run", *(pytest.param(n, marks=pytest.mark.slow) for n in ("serve", "your-data", "own-method"))]
 )
 def test_a_tutorial_is_as_it_says(name: str, command: Command) -> None:
     if name == "serve":

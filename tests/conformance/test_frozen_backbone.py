@@ -61,6 +61,7 @@ def test_only_what_is_trained_moves_or_it_is_refused_before_anything_is_written(
     assert frozen.digest(own())
 
 
+@pytest.mark.slow
 def test_a_trained_head_beats_chance(few: FederatedData) -> None:
     """The frozen features are useful: methods train on them, and do not only refuse them."""
     result = run("fedavg", few, backbone(), train="head", **settings())

@@ -215,6 +215,7 @@ def test_the_interval_of_the_area_is_delongs() -> None:
     assert (spread * area * (1 - area)) ** 2 == pytest.approx(delong(p, y), rel=0.01)
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_true_value_about_as_often_as_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 60 samples of 150 from one population."""
     p, y = skewed(40_000, 11, 0.3)

@@ -18,6 +18,8 @@ SETS = [
     ("office_caltech10", (3, 32, 32), 2_027, 506, 10),
     ("tiny_imagenet20", (3, 64, 64), 10_000, 1_000, 20),
 ]
+MANY = ("cifar", "mnist", "tiny")
+"""how the names of sets begin whose many images take seconds to decode"""
 
 
 def both(dataset: Dataset) -> Samples:
@@ -34,10 +36,10 @@ def moments(dataset: Dataset) -> tuple[list[float], list[float]]:
 
 @pytest.mark.parametrize(
     ("name", "shape", "train", "test", "classes"),
-    [pytest.param(*s, id=s[0], marks=[pytest.mark.slow] if s[0].startswith(("cifar", "mnist")) else []) for s in SETS],
+    [pytest.param(*s, id=s[0], marks=[pytest.mark.slow] if s[0].startswith(MANY) else []) for s in SETS],
 )
 def test_sizes(real: Real, name: str, shape: tuple[int, ...], train: int, test: int, classes: int) -> None:
-    """MNIST and the CIFAR sets are slow, with 60,000 images or more to decode; the others are read directly."""
+    """Slow where many images are decoded."""
     dataset = real(name)
     assert dataset.name == name
     assert dataset.shape == shape
@@ -94,6 +96,7 @@ def test_office_caltech10(real: Real) -> None:
     assert dataset.mean == (0.0,)
 
 
+@pytest.mark.slow
 def test_tiny_imagenet20(real: Real) -> None:
     dataset = real("tiny_imagenet20")
     assert dataset.classes[0] == "n02124075 Egyptian cat"

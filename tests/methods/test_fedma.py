@@ -168,6 +168,7 @@ def test_one_shot(blobs: FederatedData) -> None:
     assert result.bytes == method.cost(4, size) == 4 * (size + 4 * 3)
 
 
+@pytest.mark.slow
 def test_retraining_learns_what_matching_loses(blobs: FederatedData) -> None:
     before, after = (
         run(FedMA(epochs=30, retrain_epochs=e), blobs, lambda: wide(16), **SETTINGS).accuracy for e in (0, 30)

@@ -32,6 +32,7 @@ def test_what_clients_send() -> None:
     assert [r.a for r in replies] == [1.0, 3.0]
 
 
+@pytest.mark.slow
 def test_finds_the_optimum_that_steps_do_not_weight() -> None:
     # fixed points: (w - 1) + c (w + 1) = 0 with c = (1 - 0.98³) / 0.03, and without the division by the steps 3c
     c = (1 - 0.98**3) / 0.03

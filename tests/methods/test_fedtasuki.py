@@ -377,6 +377,7 @@ def test_only_the_last_classifier_takes_statistics_in(blobs: FederatedData) -> N
     assert not torch.equal(cast(nn.Linear, before).weight, cast(nn.Linear, after).weight)
 
 
+@pytest.mark.slow
 def test_statistics_help_where_clients_have_two_classes_each() -> None:
     data = Plan(Recipe(FedTasuki()), "digits", "classes:2", 10).federation()
     fields: dict[str, Any] = {"hardware": Hardware(threads=1), "evaluate_every": 10}
@@ -458,6 +459,7 @@ def test_recall_counts_everybody_once_in_a_second_pass(blobs: FederatedData) -> 
     assert alone.inputs.counts.tolist() == first.inputs.counts.tolist(), "nobody else to recall"
 
 
+@pytest.mark.slow
 def test_recall_helps_where_clients_have_two_classes_each() -> None:
     data = Plan(Recipe(FedTasuki()), "digits", "classes:2", 10).federation()
     fields: dict[str, Any] = {"hardware": Hardware(threads=1), "evaluate_every": 10}

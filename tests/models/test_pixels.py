@@ -30,6 +30,7 @@ def silos() -> FederatedData:
     return federate([discs(24, 1), discs(24, 2)], test=discs(20, 3), mean=(0.5,), std=(0.25,))
 
 
+@pytest.mark.slow
 def test_without_a_choice_a_segmentation_is_learned_by_the_u_net(silos: FederatedData, tmp_path: Path) -> None:
     assert isinstance(silos.dataset.task, Segmentation)
     training = Training(lr=1e-2, batch_size=4)

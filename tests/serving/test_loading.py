@@ -117,6 +117,7 @@ def test_folder_and_file_say_what_the_model_takes(digits: FederatedData, tmp_pat
         assert json.loads(file.metadata()["ekiden"]) == wanted | {"method": "fedper", "train": "all"}
 
 
+@pytest.mark.slow
 def test_the_page_runs_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All blocks of the page, one after the other."""
     pytest.importorskip("onnxruntime")

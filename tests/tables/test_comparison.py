@@ -39,6 +39,7 @@ def test_verdicts_that_the_spread_of_single_runs_hides() -> None:
     assert Comparison(53.6, 1.0, 3, Published(50.0)).verdict == "above"  # t = 4.41
 
 
+@pytest.mark.slow
 def test_two_equal_means_are_told_apart_in_one_case_of_twenty() -> None:
     """Their spread may be printed or assumed to equal ours: 20,000 papers and reproductions of three runs each."""
     draws = np.random.default_rng(0).normal(size=(20_000, 2, 3))

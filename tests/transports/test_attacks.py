@@ -416,7 +416,7 @@ def stolen_by_scores(measure: Callable[[list[Weights]], dict[str, torch.Tensor]]
     return image
 
 
-@pytest.mark.parametrize("least", [1, 10])
+@pytest.mark.parametrize("least", [pytest.param(1, marks=pytest.mark.slow), 10])
 def test_a_hundred_histograms_show_a_test_image_unless_sparse_bins_are_joined(least: int, tmp_path: Path) -> None:
     """Within the default number of models: with min_samples = 1 the whole image; with the default, none of it."""
     nodes, public = federation(tmp_path)
@@ -477,7 +477,7 @@ def test_no_test_image_comes_out_of_a_run_whose_server_reads_nothing(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("most", "loud"), [(50, 1.0), (10_000, 8.0), pytest.param(10_000, 1e4, marks=pytest.mark.slow)]
+    ("most", "loud"), [(50, 1.0), *(pytest.param(10_000, loud, marks=pytest.mark.slow) for loud in (8.0, 1e4))]
 )
 def test_no_test_image_comes_out_of_a_run_whose_server_reads_models(most: int, loud: float, tmp_path: Path) -> None:
     """The number of models is limited, and without a limit the losses would still be too coarse."""

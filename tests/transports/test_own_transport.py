@@ -75,6 +75,7 @@ def settling_early(self: Any, step: int, live: frozenset[Any]) -> Any:
     return work
 
 
+@pytest.mark.slow
 def test_its_clients_can_be_processes(pipes: Any, blobs: FederatedData, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipes.Thread", WarmProcess)
     there = run(FedSeq(epochs=1), blobs, Tiny, transport=pipes, **FAST)

@@ -188,6 +188,7 @@ def test_each_client_whose_step_is_clipped_is_named(method: Any, ten: FederatedD
     assert go(three, clip_update=1000).metrics[0]["notes"] == {"length of clipped steps": {}}
 
 
+@pytest.mark.slow
 def test_notes_are_the_same_after_a_resume_and_in_other_processes(ten: FederatedData, tmp_path: Path) -> None:
     method = FedAvg(rounds=3, epochs=1, weighting="uniform", combine="geometric-median", clip_update=0.2)
 
@@ -213,6 +214,7 @@ def test_notes_are_the_same_after_a_resume_and_in_other_processes(ten: Federated
     assert {name: row[f"distance from the result {name}"] for name in noted} == noted
 
 
+@pytest.mark.slow
 def test_one_of_ten_ruins_the_mean_and_no_other_rule(ten: FederatedData) -> None:
     settings = FedAvg(rounds=3, epochs=5, weighting="uniform")
     honest = accuracy(settings, ten)
