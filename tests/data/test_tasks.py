@@ -301,7 +301,8 @@ def test_metrics_travel_to_other_processes(metric: Metric) -> None:
 
 
 def test_all_kinds_are_here(tmp_path: Any) -> None:
-    assert set(KINDS) == {"classification", "multi-label", "regression", "segmentation", "language-modelling"}
+    kinds = {"classification", "multi-label", "regression", "survival", "segmentation", "language-modelling"}
+    assert set(KINDS) == kinds
     made: Callable[..., Dataset] = from_tensors
     tokens = torch.randint(1, 9, (10, 6), generator=DRAW)
     assert made((tokens, tokens)).outputs == int(tokens.max()) + 1

@@ -82,6 +82,15 @@ def regression() -> Problem:
     return Problem(divided(x / x.std(0), y, "regression"), lambda: vectors(10, 1))
 
 
+def survival() -> Problem:
+    """How soon diabetes goes far."""
+    bunch = load_diabetes()
+    x, y = (torch.tensor(part, dtype=torch.float32) for part in (bunch.data, bunch.target))
+    return Problem(
+        divided(x / x.std(0), torch.stack([400 - y, (y > 80).float()], 1), "survival"), lambda: vectors(10, 1)
+    )
+
+
 def segmentation() -> Problem:
     """Which pixels are ink, seen through a blur."""
     x, _ = digits()
@@ -110,7 +119,7 @@ def language() -> Problem:
 def problems() -> dict[str, Problem]:
     """One of each task, by its name."""
     found = {}
-    for make in (classification, multi_label, regression, segmentation, language):
+    for make in (classification, multi_label, regression, survival, segmentation, language):
         problem = make()
         found[problem.data.dataset.task.kind] = problem
     return found

@@ -460,7 +460,8 @@ def _evaluate_here(options: EvaluateOptions) -> None:
     scores = test.scores(model, personal=bool(options.client), full=full)
     headline, everything = test.task.headline, scores.metrics() if test.task.measures_all else {}
     wanted = Wanted(options.threshold, options.sensitivity)
-    told = test.figures(scores, wanted) if test.task.measures_all else None
+    parts = [scores.at(client.test.rows) for client in data.clients]
+    told = test.figures(scores, wanted, parts) if test.task.measures_all else None
     groups = {"client": test.by_client(scores) if other is None else {}}
     groups |= {"domain": test.by_domain(scores), "class": test.by_class(scores)}
     run = summary.summarise(options.run)

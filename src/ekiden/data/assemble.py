@@ -20,7 +20,7 @@ from ekiden.data.samples import Dataset, Samples
 from ekiden.data.schema import Schema
 from ekiden.data.spelling import check_classes, spelled
 from ekiden.data.targets import refuse_constant, targets
-from ekiden.data.tasks import Classification, LanguageModelling, Regression, Task, scaled
+from ekiden.data.tasks import Classification, LanguageModelling, Regression, ScaledTask, Task, scaled
 from ekiden.data.tasks.base import IGNORED
 from ekiden.data.undecoded import Encoding, Raw, composed, owners, subjects, times
 
@@ -143,10 +143,10 @@ def assemble(
     if doubt:
         given = test is not None or any(len(each) > 1 for each in parts)
         _doubt(made, raws, reading, tables=known is None, test_given=given)
-    if isinstance(chosen, Regression):  # until the clients agree; partitions divide by it
-        refuse_constant(train.y, outputs)
+    if isinstance(chosen, ScaledTask):  # until the clients agree; partitions divide by it
+        refuse_constant(chosen.measured(train.y), outputs)
         made = replace(made, task=scaled(chosen, train.y))
-    open_ = (made.inputs.agreed and known is None) or isinstance(chosen, Regression)
+    open_ = (made.inputs.agreed and known is None) or isinstance(chosen, ScaledTask)
     return replace(made, least=reading.min_count if open_ and not raws[0].given else 0)
 
 
@@ -167,6 +167,8 @@ def _doubt(made: Dataset, raws: Sequence[Raw], reading: Reading, *, tables: bool
     if raws[0].kind.agreed and tables and not reading.feature_columns:
         doubts.ids_among_features(raws)
     doubts.copied_labels(made, raws[0].targets)
+    if isinstance(made.task, Regression) and raws[0].kind.agreed and len(raws[0].targets) == 1:
+        doubts.times_without_events(made, raws[0].targets[0])
     doubts.names_of_missing(made, raws)
     doubts.slices_of_files(raws)
     if reading.group_column:

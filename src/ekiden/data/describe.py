@@ -28,7 +28,7 @@ from ekiden.data.kinds import Images
 from ekiden.data.kinds import Table as Rows
 from ekiden.data.samples import Dataset, FederatedData
 from ekiden.data.sources import NAMED, Named, load
-from ekiden.data.tasks import Regression
+from ekiden.data.tasks import Regression, Survival
 from ekiden.data.undecoded import Raw
 
 WIDE = 12  # the table summarises more classes than this
@@ -115,6 +115,8 @@ def _labels(dataset: Dataset) -> str:
     names = ", ".join(map(str, dataset.classes[:_NAMED])) + ", ..." * (len(dataset.classes) > _NAMED)
     if isinstance(task, Regression):
         return f"regression of {names}: {y.min().item():.4g} to {y.max().item():.4g}"
+    if isinstance(task, Survival):
+        return f"survival, {names} from {y[:, 0].min():.4g} to {y[:, 0].max():.4g}: {y[:, 1].sum():,.0f} events"
     if not dataset.classes:
         return task.kind
     held = task.counts(y, len(dataset.classes))
@@ -174,7 +176,9 @@ def _short(name: str) -> str:
 def _kinds(fed: FederatedData) -> str:
     """Return in words how many kinds of labels there are."""
     count, task = len(held_names(fed)), fed.dataset.task.kind
-    what = {"multi-label": "label", "regression": "target", "language-modelling": "kind"}.get(task, "class")
+    what = {"multi-label": "label", "regression": "target", "survival": "target", "language-modelling": "kind"}.get(
+        task, "class"
+    )
     return f"{count} {what}{'es' if what == 'class' else 's' if count != 1 else ''}"
 
 

@@ -20,7 +20,7 @@ from ekiden.data.cells import DATE, is_text
 from ekiden.data.kinds import Inputs
 from ekiden.data.raster import split
 from ekiden.data.samples import Dataset, Samples
-from ekiden.data.tasks import Classification, MultiLabel, Regression
+from ekiden.data.tasks import Classification, MultiLabel, ScaledTask
 from ekiden.data.undecoded import Raw
 
 _ID = re.compile(
@@ -28,6 +28,8 @@ _ID = re.compile(
     r"|accession|specimen|barcode|seqn)([\W_]?(id|no|nr|num|number|code|key))?"
     r"|(pat|case|visit|study|sample|stay|fall)[\W_]?(id|no|nr|num|number|nummer|key)|patienten[\W_]?(id|nr|nummer))$"
 )
+_TIME = re.compile(r"time|days|weeks|months|years|follow|surviv|duration|^(os|pfs|dfs|ttd|tte)$")
+_EVENT = re.compile(r"event|status|died|death|dead|deceased|cens|relapse|recur")
 _FEW = 10  # different values that may be a category, whatever the name of the column
 _MANY = 30  # rows from which nearly as many different values mean something
 _NEARLY = 0.95
@@ -69,6 +71,17 @@ def ids_among_features(raws: Sequence[Raw]) -> None:
         )
 
 
+def times_without_events(dataset: Dataset, label: str) -> None:
+    """Say that the number to predict may be the time until an event that is among the features."""
+    x, names = dataset.train.x, dataset.inputs.values_named(dataset.train.x.shape[1])
+    events = [n for k, n in enumerate(names) if _EVENT.search(n.lower()) and len(torch.unique(x[:, k])) == 2]
+    if events and _TIME.search(label.lower()):
+        tell(
+            f"the label {label!r} of {dataset.name} may be the time until the event that {events[0]} says: then use "
+            f"--task=survival --label-column TIME EVENT, because who had no event yet lived longer"
+        )
+
+
 def _named_id(name: str) -> bool:
     parted = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
     return bool(_ID.search(parted.lower()))
@@ -101,7 +114,7 @@ def copied_labels(dataset: Dataset, labels: Sequence[str]) -> None:
         labels: names of the columns of labels.
     """
     x, y = dataset.train.x, dataset.train.y
-    numbers = isinstance(dataset.task, Regression)
+    numbers = isinstance(dataset.task, ScaledTask)
     wanted = isinstance(dataset.task, Classification | MultiLabel) or numbers
     if not wanted or x.ndim != 2 or not x.is_floating_point() or x.nbytes > _LARGE or len(x) < _COPIED:
         return

@@ -27,7 +27,7 @@ from ekiden.data.kinds.tables import Numbers, encode_again
 from ekiden.data.samples import ClientData, Dataset, FederatedData, Subset
 from ekiden.data.schema import Schema
 from ekiden.data.spelling import merging, numbered_from_two, refuse_spellings
-from ekiden.data.tasks import Classification, Regression, Task
+from ekiden.data.tasks import Classification, ScaledTask, Task
 from ekiden.data.undecoded import natural
 
 LARGEST = 1e140
@@ -344,8 +344,8 @@ def told_by(client: ClientData, dataset: Dataset) -> ColumnSums:
     for place, (name, known) in enumerate(zip(table.categorical, table.vocabularies, strict=True), len(table.numeric)):
         counts = np.bincount(rows[:, place].astype(np.int64), minlength=len(known) + 1)
         categories[name] = {known[code - 1]: int(n) for code, n in enumerate(counts) if code and n >= least}
-    if isinstance(dataset.task, Regression):
-        y = labels.double().numpy().reshape(len(labels), -1)
+    if isinstance(dataset.task, ScaledTask):
+        y = dataset.task.measured(labels).numpy()
         moments |= {target(n): told(y[:, k], f"the label {n!r}") for k, n in enumerate(dataset.classes)}
     classes: dict[str, int] = {}
     if isinstance(dataset.task, Classification):
@@ -357,7 +357,7 @@ def told_by(client: ClientData, dataset: Dataset) -> ColumnSums:
 def agreed(fed: FederatedData) -> FederatedData:
     """Return the federation with one scaling for all clients, from what each reports about its training rows.
 
-    The columns of a table and the targets of a regression are scaled.
+    The columns of a table and the targets of a regression are scaled, and the times of survival.
     """
     if not fed.dataset.least:
         return fed
@@ -366,7 +366,7 @@ def agreed(fed: FederatedData) -> FederatedData:
     table = fed.dataset.inputs
     after = agree(table, told) if isinstance(table, Table) else table
     task = fed.dataset.task
-    if isinstance(task, Regression):
+    if isinstance(task, ScaledTask):
         mean, std = zip(*map(target_scales(told).__getitem__, fed.dataset.classes), strict=True)
         task = replace(task, mean=mean, std=std)
     return scaled(fed, after, task)
@@ -454,7 +454,7 @@ class Scaling:
 
     def scaled(self, dataset: Dataset) -> Dataset:
         """Return a silo's data set with the agreed scale of the numbers to predict."""
-        if not isinstance(dataset.task, Regression):
+        if not isinstance(dataset.task, ScaledTask):
             return dataset
         if dataset.inputs.agreed and self.table is None:
             raise UserError("the agreed scaling lacks the columns of the table: make it of the sums of this task")

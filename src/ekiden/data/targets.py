@@ -16,7 +16,9 @@ from ekiden.data.tasks import (
     LanguageModelling,
     MultiLabel,
     Regression,
+    ScaledTask,
     Segmentation,
+    Survival,
     Task,
     inferred,
     named,
@@ -68,11 +70,13 @@ def targets(
         return y, like.classes, chosen
     if isinstance(chosen, Segmentation) and classes is None:
         _refuse_gaps(sorted({label for part in y for label in np.unique(part.numpy()).tolist()}), first.source)
-    if isinstance(chosen, Regression) and first.targets:
+    if isinstance(chosen, ScaledTask) and first.targets:
         for column, name in enumerate(first.targets[: 1 if y[0].ndim == 1 else y[0].shape[1]]):
             numbers = torch.cat([part if part.ndim == 1 else part[:, column] for part in y])
             warn_of_marks(numbers.numpy(), f"the label {name!r} of {first.source}")
     columns = first.targets if classes is None else ()
+    if columns and isinstance(chosen, Survival):
+        return y, columns[:1], chosen  # the time, which has a unit
     if columns and len(columns) != (width := 1 if y[0].ndim == 1 else y[0].shape[1]):
         columns = tuple(f"{columns[0]}-{k}" for k in range(width))
     return y, columns or names_of(chosen, torch.cat(y), classes), chosen
@@ -92,6 +96,7 @@ def _refuse_gaps(labels: Sequence[int], source: str) -> None:
 def _guess(raws: Sequence[Raw]) -> Task:
     """Infer the task from the labels."""
     if any(len(raw.targets) > 1 for raw in raws):  # each column is a label or a number
+        _refuse_times(raws)
         return MultiLabel() if all(np.isin(raw.label, (0, 1)).all() for raw in raws) else Regression()
     # One silo by itself may look like another task: each of its samples may have exactly one of two labels.
     found = [Classification() if raw.classes or _are_names(raw.label) else _inferred(raw) for raw in raws]
@@ -107,6 +112,20 @@ def _guess(raws: Sequence[Raw]) -> Task:
             "are numbers to predict, or --task=classification if they are classes"
         )
     return task
+
+
+def _refuse_times(raws: Sequence[Raw]) -> None:
+    """Refuse two columns of labels that may be a time and an event, if no task is named."""
+    columns = np.concatenate([raw.label for raw in raws]).T
+    if len(columns) == 2:
+        events = [bool(np.isin(column, (0, 1)).all()) for column in columns]
+        other = columns[events.index(False)] if sum(events) == 1 else None
+        if other is not None and (other > 0).all():
+            time, event = (raws[0].targets[events.index(which)] for which in (False, True))
+            raise UserError(
+                f"the labels {time!r} and {event!r} of {raws[0].source} look like a time and an event: use "
+                f"--task=survival --label-column {time} {event}, or --task=regression if both are numbers to predict"
+            )
 
 
 def _are_pictures(raw: Raw) -> bool:

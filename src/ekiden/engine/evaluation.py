@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden.data.samples import FederatedData, Subset
-from ekiden.data.tasks import MultiLabel, Scores, Task
+from ekiden.data.tasks import MultiLabel, Scores, Survival, Task
 from ekiden.data.tasks.counting import counting_of
 from ekiden.data.tasks.figures import Figures, Wanted, figures
 from ekiden.engine import wire
@@ -276,13 +276,26 @@ class TestSet:
         if len(each) == 1 and len(dataset.classes) <= _MOST_CLIENTS_LISTED and (table := each[0].confusion()):
             found["confusion"] = table
         if len(each) == 1:
-            found["figures"] = self.figures(each[0]).to_json()
+            found["figures"] = self.figures(each[0], parts=[s.at(rows) for s, rows in served]).to_json()
         return found
 
-    def figures(self, scores: Scores, wanted: Wanted = Wanted()) -> Figures:  # noqa: B008  (frozen)
-        """Return what follows from the counts of some answers, with probabilities, as between machines."""
+    def figures(
+        self,
+        scores: Scores,
+        wanted: Wanted = Wanted(),  # noqa: B008  (frozen)
+        parts: Sequence[Scores] = (),
+    ) -> Figures:
+        """Return what follows from the counts of some answers, with probabilities, as between machines.
+
+        Args:
+            scores: the answers.
+            wanted: which thresholds are shown.
+            parts: the same answers by client: those of survival are compared inside clients only.
+        """
         counting = counting_of(self.task, self._data.dataset.outputs, full=True)
-        return figures(counting, counting.count(scores, train=self._data.dataset.train.y), wanted)
+        counted = parts if parts and isinstance(self.task, Survival) else [scores]
+        numbers = [counting.count(part, train=self._data.dataset.train.y) for part in counted]
+        return figures(counting, torch.stack(numbers).sum(0), wanted)
 
     def _by_group(self, each: Sequence[Scores], places: Tensor) -> dict[str, Any]:
         """Return the headline metric by domain and by class (for personal models their mean), for up to 100 of them."""

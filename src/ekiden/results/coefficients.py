@@ -22,7 +22,7 @@ class Coefficient:
     Attributes:
         output: the class (compared with the first one) or the target.
         column: name of the column; of a category after it, compared with the first one.
-        estimate: of the logit, the mean, or the logarithm of the rate.
+        estimate: of the logit, the mean, or the logarithm of the rate or the hazard.
         error: standard error.
         statistic: estimate / error.
         p: two-sided, from the normal distribution; for linear regression from Student's t.
@@ -73,6 +73,8 @@ def coefficients(
         for term, estimate, error, there in zip(entering, estimates.tolist(), errors.tolist(), known, strict=True):
             if not there and term.name.endswith(OTHER):
                 continue  # every category is known
+            if family == "cox" and term is entering[-1]:
+                continue  # each client has its own hazard
             found.append(_coefficient(classes[k + first], term.name, estimate, error if there else 0.0, spread))
     return tuple(found)
 

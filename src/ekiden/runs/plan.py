@@ -26,7 +26,9 @@ from ekiden.results.result import ModelSource
 
 M = TypeVar("M", bound=Method)
 GIVE_AGAIN = "as in ekiden.resume(folder, silos, network=...) and ekiden.evaluate(folder, silos)"
-TaskName = Literal["auto", "classification", "multi-label", "regression", "segmentation", "language-modelling"]
+TaskName = Literal[
+    "auto", "classification", "multi-label", "regression", "survival", "segmentation", "language-modelling"
+]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from ekiden.base import outside
 from ekiden.base.errors import counted
 from ekiden.data.kinds import Table
 from ekiden.data.origin import said_in
-from ekiden.data.tasks import Classification, MultiLabel, Regression
+from ekiden.data.tasks import Classification, MultiLabel, Regression, Survival
 from ekiden.results.result import LoadedModel, Result, flat, inputs_of, not_finished, task_in
 from ekiden.runs.summary import size
 
@@ -123,6 +123,7 @@ def _model(config: Mapping[str, Any]) -> list[str]:
         Classification: "one of the classes",
         MultiLabel: "any of the labels",
         Regression: "the numbers",
+        Survival: "the logarithm of the relative hazard, for the time",
     }
     names = [str(name) for name in config["classes"]]
     shown = ", ".join(names[:_MOST]) + (f" and {len(names) - _MOST} more" if len(names) > _MOST else "")

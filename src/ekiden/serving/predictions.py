@@ -20,7 +20,7 @@ from torch import Tensor
 from ekiden.base.errors import UserError
 from ekiden.base.files import disk_error
 from ekiden.data.kinds import Tokens, texts
-from ekiden.data.tasks import Classification, LanguageModelling, MultiLabel, Regression, Segmentation
+from ekiden.data.tasks import Classification, LanguageModelling, MultiLabel, ScaledTask, Segmentation
 from ekiden.data.tasks.base import IGNORED
 from ekiden.results.result import LoadedModel
 from ekiden.serving.reading import Batch, SampleReader
@@ -58,8 +58,8 @@ class Answers:
         classification: `prediction`, the class by name (the most probable one, or by the threshold), and
         `probability_NAME` of each. multi-label: `prediction`, the
         labels with a probability of 1/2 or more, separated by semicolons, and `probability_NAME` of each. regression:
-        `prediction`, in the unit of the targets, or `prediction_NAME` of each of several. language-modelling: see
-        `_of_texts`.
+        `prediction`, in the unit of the targets, or `prediction_NAME` of each of several. survival: `prediction`, the
+        logarithm of the relative hazard. language-modelling: see `_of_texts`.
         """
         with torch.inference_mode():
             outputs = self.model(x).float()
@@ -67,7 +67,7 @@ class Answers:
                 return self._of_texts(x, outputs)
             answers = self.model.task.answers(outputs, full=True)
         names = self.model.classes
-        if isinstance(self.model.task, Regression):
+        if isinstance(self.model.task, ScaledTask):
             called = ["prediction"] if len(names) == 1 else [f"prediction_{name}" for name in names]
             return {name: answers[:, k].numpy() for k, name in enumerate(called)}
         columns = {f"probability_{name}": answers[:, k].numpy() for k, name in enumerate(names)}

@@ -12,7 +12,7 @@ from ekiden.base import outside
 from ekiden.base.errors import UserError, unknown
 from ekiden.data.tasks.base import Metric, Need, Scores, Task, own_metric
 from ekiden.data.tasks.places import LanguageModelling, Segmentation
-from ekiden.data.tasks.vectors import Classification, MultiLabel, Regression
+from ekiden.data.tasks.vectors import Classification, MultiLabel, Regression, ScaledTask, Survival
 
 __all__ = [
     "KINDS",
@@ -22,8 +22,10 @@ __all__ = [
     "MultiLabel",
     "Need",
     "Regression",
+    "ScaledTask",
     "Scores",
     "Segmentation",
+    "Survival",
     "Task",
     "balanced",
     "inferred",
@@ -38,7 +40,7 @@ __all__ = [
 ]
 
 KINDS: Mapping[str, type[Task]] = {
-    kind.kind: kind for kind in (Classification, MultiLabel, Regression, Segmentation, LanguageModelling)
+    kind.kind: kind for kind in (Classification, MultiLabel, Regression, Survival, Segmentation, LanguageModelling)
 }
 """All tasks by their command-line names."""
 
@@ -78,9 +80,9 @@ def scaled(task: Task, y: Tensor) -> Task:
 
     The scale of a target that does not vary is 1.
     """
-    if not isinstance(task, Regression) or (task.mean, task.std) != ((0.0,), (1.0,)):
+    if not isinstance(task, ScaledTask) or (task.mean, task.std) != ((0.0,), (1.0,)):
         return task
-    rows = (y if y.ndim == 2 else y[:, None]).double()
+    rows = task.measured(y)
     std = rows.std(0, correction=0)
     return replace(task, mean=tuple(rows.mean(0).tolist()), std=tuple(torch.where(std > 0, std, 1.0).tolist()))
 
@@ -120,9 +122,9 @@ def names_of(task: Task, y: Tensor, given: Sequence[str] | None) -> tuple[str, .
     if isinstance(task, Segmentation):
         count, exact = max(int(y.max()), 0) + 1, False
     else:
-        count, exact = y.shape[1] if y.ndim == 2 else 1, True
+        count, exact = y.shape[1] if y.ndim == 2 and not isinstance(task, Survival) else 1, True
     if given is None:
-        return ("target",) if isinstance(task, Regression) and count == 1 else tuple(map(str, range(count)))
+        return ("target",) if isinstance(task, ScaledTask) and count == 1 else tuple(map(str, range(count)))
     if len(given) < count or (exact and len(given) != count):
         raise UserError(f"{len(given)} names are given by classes=, but the labels need {count}: name each")
     return tuple(given)

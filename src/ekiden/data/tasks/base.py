@@ -271,10 +271,13 @@ class Scores:
         return mean_right(self.at(rows))
 
     def goodness(self) -> float:
-        """Return the share of right answers, or R² for numbers: 1 is best; methods may compare it with a threshold."""
+        """Return the share of right answers, R² for numbers, C-index for times: 1 is best.
+
+        Methods may compare it with a threshold.
+        """
         if any(metric.name == "accuracy" for metric in self.task.metrics):
             return mean_right(self)
-        found = {metric.name: metric for metric in self.task.metrics}["r2"]
+        found = next(metric for metric in self.task.metrics if metric.name in ("r2", "c_index"))
         return found.measure(self) if len(self) else float("nan")
 
     def score(self, rows: Tensor | None = None) -> float:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ekiden.base.errors import UserError
 from ekiden.data.tasks.base import Scores, Task, confusion
-from ekiden.data.tasks.measures import classes
+from ekiden.data.tasks.measures import classes, pairs
 from ekiden.data.tasks.places import Segmentation
-from ekiden.data.tasks.vectors import Classification, MultiLabel, Regression
+from ekiden.data.tasks.vectors import Classification, MultiLabel, Regression, ScaledTask, Survival
 
 FIXED = 1 << 20
 """the whole number that stands for 1 in sums"""
@@ -96,7 +96,7 @@ class Counting(ABC):
         silos that were not coarse; loss: sum of the losses; far: silos where the model has diverged; train: labels of
         the training samples.
         """
-        train = self.outputs if self.outputs <= _MOST_TRAIN and not isinstance(self.task, Regression) else 0
+        train = self.outputs if self.outputs <= _MOST_TRAIN and not isinstance(self.task, ScaledTask) else 0
         first = [Counted(name) for name in ("reports", "samples", "broken", "exact", "loss", "far", "trained")]
         return (*first, Counted("train", (train,)), *self.parts())
 
@@ -310,6 +310,31 @@ class OfNumbers(Counting):
         return dict(zip(("absolute", "squared", "target", "target_squared"), sums, strict=True))
 
 
+class OfTimes(Counting):
+    """Times and events: pairs of samples of one silo, as `measures.pairs` counts them; see there.
+
+    ordered: twice the pairs in order, ties once. comparable: pairs. squares: of what samples are in, Σ ordered²,
+    Σ ordered * comparable, Σ comparable². With fewer events than `Care.positives` no pairs are told.
+    """
+
+    def parts(self) -> Sequence[Counted]:
+        """See `Counting`."""
+        return [Counted("ordered"), Counted("comparable"), Counted("squares", (3,))]
+
+    def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
+        """See `Counting`."""
+        ordered, comparable = pairs(s)
+        if int(s.y[:, 1].sum()) < care.positives:
+            ordered, comparable = torch.zeros_like(ordered), torch.zeros_like(comparable)
+        squares = torch.stack([(a * b).sum() for a, b in ((ordered,) * 2, (ordered, comparable), (comparable,) * 2)])
+        found = {"ordered": ordered.sum() // 2, "comparable": comparable.sum() // 2}
+        if care.coarse:  # a sample is in fewer than n pairs
+            step = ceil(2 * len(s) / _STEPS)
+            rounded = {name: (total / step).round().long() * step for name, total in found.items()}
+            return rounded | {"squares": torch.zeros(3)}
+        return found | {"squares": squares}
+
+
 class OfPlaces(Counting):
     """A class for each of several places of a sample (pixels, tokens): places, and right answers among them.
 
@@ -344,6 +369,8 @@ def counting_of(task: Task, outputs: int, *, full: bool) -> Counting:
             return OfLabels(task, outputs, full=full)
         case Regression():
             return OfNumbers(task, outputs, full=full)
+        case Survival():
+            return OfTimes(task, outputs, full=full)
         case _:
             return OfPlaces(task, outputs, full=full)
 

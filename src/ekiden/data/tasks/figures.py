@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ekiden.base.checks import Checked, Range
-from ekiden.data.tasks.counting import FIXED, GROUPS, Counting, OfClasses, OfLabels, OfNumbers
+from ekiden.data.tasks.counting import FIXED, GROUPS, Counting, OfClasses, OfLabels, OfNumbers, OfTimes
 
 Interval = tuple[float, float]
 _Z = 1.959963984540054  # of the normal distribution, for 95 %
@@ -110,6 +110,8 @@ def figures(counting: Counting, numbers: Tensor, wanted: Wanted | None = None) -
             found = _of_labels(n, counting, joined=joined)
         case OfNumbers():
             found = _of_numbers(n, counting)
+        case OfTimes():
+            found = _of_times(n, wanted)
         case _:
             found = _of_places(n)
     per = float(n["places"]) if "places" in n and int(n["exact"]) == samples else samples
@@ -222,6 +224,18 @@ def _of_numbers(n: dict[str, Any], counting: OfNumbers) -> dict[str, Any]:
         "values": {name: _mean(values) for name, values in each.items()},
         "each": _rows(each, counting.outputs),
     }
+
+
+def _of_times(n: dict[str, Any], wanted: Wanted | None) -> dict[str, Any]:
+    """Return the C-index over pairs inside silos, with the interval of the infinitesimal jackknife."""
+    if not n["comparable"]:
+        return {"values": {}}
+    pairs, value = float(n["comparable"]), min(float(n["ordered"]) / 2 / float(n["comparable"]), 1.0)
+    aa, ab, bb = n["squares"]
+    if not wanted or n["exact"] < n["samples"]:
+        return {"values": {"c_index": value}}
+    reach = _Z * sqrt(max(float(aa / 4 - value * ab + value**2 * bb), 0.0)) / pairs
+    return {"values": {"c_index": value}, "intervals": {"c_index": (max(value - reach, 0.0), min(value + reach, 1.0))}}
 
 
 def _of_places(n: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from ekiden.data.tasks.base import IGNORED, Metric, Scores, confusion, mean_right
 
 _BINS = 15  # of the calibration error, as is usual
+_ROWS = 1024  # samples that are compared with all at once
 
 
 def classes(answers: Tensor) -> Tensor:
@@ -186,6 +187,31 @@ class _Mean:
         return _mean(self.each(s))
 
 
+def pairs(s: Scores) -> tuple[Tensor, Tensor]:
+    """Return of each sample in how many pairs it is, (n,) int64: twice those in order, ties once, and comparable ones.
+
+    A pair is comparable if one had the event before the other had it or was last seen. It is in order if the one with
+    the earlier event has the higher answer.
+
+    Frank Harrell et al.: Evaluating the yield of medical tests. JAMA 247, 1982.
+    """
+    time, event, risk = s.y[:, 0], s.y[:, 1] > 0.5, s.answers[:, 0]
+    ordered, comparable = torch.zeros(2, len(s), dtype=torch.int64, device=s.y.device)
+    for rows in torch.split(event.nonzero().flatten(), _ROWS):
+        early = time[rows, None]
+        known = (early < time) | ((early == time) & ~event)
+        right = ((risk[rows, None] - risk).sign().long() + 1) * known
+        for counts, each in ((ordered, right), (comparable, known.long())):
+            counts[rows] += each.sum(1)
+            counts.add_(each.sum(0))
+    return ordered, comparable
+
+
+def _concordance(s: Scores) -> float:
+    ordered, comparable = pairs(s)
+    return float(ordered.sum().double() / 2 / comparable.sum()) if comparable.any() else nan
+
+
 def _perplexity(s: Scores) -> float:
     loss = s.mean_loss()
     return exp(loss) if loss < 700 else float("inf")
@@ -215,6 +241,7 @@ OF_NUMBERS = (
     Metric("mse", _Mean(_mean_squared), higher=False, share=False, each=_mean_squared),
     Metric("r2", _Mean(_determination), share=False, each=_determination),
 )
+OF_TIMES = (Metric("c_index", _concordance),)
 OF_PIXELS = (
     Metric("miou", _Mean(_iou), each=_iou),
     Metric("dice", _Mean(_f1), each=_f1),

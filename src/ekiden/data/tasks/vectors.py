@@ -1,5 +1,6 @@
 """Tasks with one vector of outputs for each sample: a class, several labels, or numbers."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from math import log
 from typing import ClassVar
@@ -167,24 +168,50 @@ _DECILES = (-1.2816, -0.8416, -0.5244, -0.2533, 0.0, 0.2533, 0.5244, 0.8416, 1.2
 
 
 @dataclass(frozen=True)
-class Regression(VectorTask):
+class ScaledTask(VectorTask):
+    """A task whose labels hold numbers with a unit, so that training needs their scale.
+
+    Attributes:
+        mean: mean of each of these numbers, or one for all.
+        std: standard deviation of each, or one for all.
+    """
+
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[Positive, ...] = (1.0,)
+
+    @abstractmethod
+    def measured(self, y: Tensor) -> Tensor:
+        """Return the numbers (n, C) float64 that have a unit, one for each name in `Dataset.classes`."""
+
+    def right(self, answers: Tensor, y: Tensor) -> Tensor | None:
+        """See `Task`."""
+        return None
+
+    def distance(self, outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+        """Return the mean squared difference; the temperature is not used. See `Task`."""
+        return (outputs - teacher).square().mean()
+
+    def guess(self, outputs: int) -> float:
+        """Return 1, about the loss of a network that gives 0."""
+        return 1.0
+
+    def counts(self, y: Tensor, outputs: int) -> Tensor:
+        """See `Task`."""
+        return torch.full((outputs,), len(y))
+
+
+@dataclass(frozen=True)
+class Regression(ScaledTask):
     """K numbers for each sample: y (n,) or (n, K) float64 in their own unit; squared error.
 
     The network's outputs (b, K) are standardised: (y - mean) / std. Answers are in the unit of y, (n, K) float64. The
     loss is the squared error of standardised numbers, so guessing the mean has a loss of about 1.
-
-    Attributes:
-        mean: mean of each target, or one for all.
-        std: standard deviation of each target, or one for all.
     """
 
     kind: ClassVar[str] = "regression"
     offers: ClassVar[frozenset[Need]] = frozenset({"vectors"})
     metrics: ClassVar[tuple[Metric, ...]] = measures.OF_NUMBERS
     unit: ClassVar[int] = 4096
-
-    mean: tuple[float, ...] = (0.0,)
-    std: tuple[Positive, ...] = (1.0,)
 
     def labels(self, y: Tensor, n: int, what: str) -> Tensor:
         """See `Task`."""
@@ -214,14 +241,6 @@ class Regression(VectorTask):
         mean, std = self._scale(outputs)
         return outputs.double() * std + mean
 
-    def right(self, answers: Tensor, y: Tensor) -> Tensor | None:
-        """See `Task`."""
-        return None
-
-    def distance(self, outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-        """Return the mean squared difference; the temperature is not used. See `Task`."""
-        return (outputs - teacher).square().mean()
-
     def targets(self, y: Tensor, outputs: int) -> Tensor:
         """Return the standardised numbers."""
         return self.standardised(y)
@@ -232,13 +251,9 @@ class Regression(VectorTask):
         mean, std = self._scale(values)
         return values.double() * std + mean
 
-    def guess(self, outputs: int) -> float:
-        """Return 1, the variance of standardised targets."""
-        return 1.0
-
-    def counts(self, y: Tensor, outputs: int) -> Tensor:
-        """See `Task`."""
-        return torch.full((outputs,), len(y))
+    def measured(self, y: Tensor) -> Tensor:
+        """Return the targets."""
+        return (y if y.ndim == 2 else y[:, None]).double()
 
     def strata(self, y: Tensor) -> Tensor:
         """Return the decile of the first target, as if it were normal."""
@@ -257,3 +272,58 @@ class Regression(VectorTask):
     def _scale(self, like: Tensor) -> tuple[Tensor, Tensor]:
         mean, std = (torch.tensor(v, dtype=torch.float64, device=like.device) for v in (self.mean, self.std))
         return mean, std
+
+
+@dataclass(frozen=True)
+class Survival(ScaledTask):
+    """The time until an event, or until a sample was last seen: y (n, 2) float64 are time and event (1, or 0: not yet).
+
+    The network's output (b, 1) is the logarithm of the hazard, relative to one event per mean time. The answers are
+    the same numbers, (n, 1) float64: the higher, the earlier the event is expected. With s = time / mean time and e the
+    event, the loss is half the deviance of a constant hazard, s exp(output) - e output - e (1 + ln s), which is 0 or
+    more. `mean` is that of the time.
+    """
+
+    kind: ClassVar[str] = "survival"
+    offers: ClassVar[frozenset[Need]] = frozenset()
+    metrics: ClassVar[tuple[Metric, ...]] = measures.OF_TIMES
+
+    def labels(self, y: Tensor, n: int, what: str) -> Tensor:
+        """See `Task`."""
+        if y.shape != (n, 2) or y.is_complex():
+            raise UserError(
+                f"{what} has labels of shape {tuple(y.shape)}: survival needs a time and an event for each of {n} "
+                "samples: --label-column TIME EVENT"
+            )
+        y = y.double()
+        for column, wrong, must in (
+            (0, ~(torch.isfinite(y[:, 0]) & (y[:, 0] > 0)), "a time, the first label, must be positive and finite"),
+            (1, (y[:, 1] != 0) & (y[:, 1] != 1), "an event, the second label, must be 0 or 1 (false or true)"),
+        ):
+            if wrong.any():
+                row = int(wrong.nonzero()[0, 0])
+                raise UserError(f"{what} has {y[row, column]:g} in {row_text(row)}: {must}")
+        if n and not y[:, 1].any():
+            raise UserError(f"{what} has no event among {n} samples: nothing can be learned from it; leave it out")
+        return y
+
+    def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """See `Task`."""
+        return self.loss(outputs, y).mean()
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """See `Task`."""
+        s, event = (y[:, 0] / self.mean[0]).to(outputs), y[:, 1].to(outputs)
+        return s * outputs[:, 0].exp() - event * (outputs[:, 0] + 1 + s.log())
+
+    def answers(self, outputs: Tensor, *, full: bool) -> Tensor:
+        """See `Task`."""
+        return outputs.double()
+
+    def measured(self, y: Tensor) -> Tensor:
+        """Return the times."""
+        return y[:, :1].double()
+
+    def strata(self, y: Tensor) -> Tensor:
+        """Return the events."""
+        return y[:, 1].long()

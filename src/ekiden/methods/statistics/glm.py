@@ -1,4 +1,4 @@
-"""Logistic, linear and Poisson regression with standard errors, equal to those of pooled data."""
+"""Logistic, linear, Poisson and Cox regression with standard errors, equal to those of pooled data."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from ekiden.authoring import (
     on_client,
 )
 from ekiden.base.checks import Range
-from ekiden.data.tasks import Classification, Need, Regression
+from ekiden.data.tasks import Classification, Need, Regression, Survival
 from ekiden.engine.federation import in_order
 from ekiden.methods.statistics.newton import (
     CONSTANT,
@@ -102,7 +102,8 @@ class GLM(Method):
     https://doi.org/10.2307/2344614. From sums of sites: Yuan Wu et al.: Grid Binary LOgistic REgression (GLORE).
     Journal of the American Medical Informatics Association, 2012. https://doi.org/10.1136/amiajnl-2012-000862
 
-    The result is that of pooled data, with standard errors: nothing depends on how samples are divided.
+    The result is that of pooled data, with standard errors: nothing depends on how samples are divided, except in Cox
+    regression, which compares samples of the same client only (it is stratified by client).
 
     Departures from the paper: sums are whole numbers in units of 2^-28, handed from client to client. The first step
     starts at the best constants, which follow from the first sums. A step that makes the likelihood smaller is halved.
@@ -111,7 +112,8 @@ class GLM(Method):
 
     family: Family = "logistic"
     """logistic: classes, binary or multinomial; linear: numbers, ordinary least squares, which needs one lap; poisson:
-    counts (targets of --task regression), logarithmic link"""
+    counts (targets of --task regression), logarithmic link; cox: times and events (--task survival), stratified by
+    client, ties as Efron's"""
     laps: Annotated[int, Range(least=4, most=100)] = 10
     """T, passes over all clients: Newton's steps; linear regression makes one"""
     order: str = "given"
@@ -122,7 +124,7 @@ class GLM(Method):
     @property
     def needs(self) -> frozenset[Need]:
         """Classes for logistic regression. Numbers are checked in `check_network`."""
-        return CLASSES if self.family == "logistic" else frozenset({"vectors"})
+        return {"logistic": CLASSES, "cox": frozenset[Need]()}.get(self.family, frozenset({"vectors"}))
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse an order that does not name the clients."""
@@ -130,7 +132,12 @@ class GLM(Method):
 
     def check_network(self, model: Size) -> None:
         """Refuse targets that the family does not explain."""
-        if self.family != "logistic" and not isinstance(model.task, Regression):
+        if (self.family == "cox") != isinstance(model.task, Survival):
+            raise UserError(
+                f"--family {self.family} does not explain {model.task.kind}: cox explains times and events, --task "
+                "survival --label-column TIME EVENT"
+            )
+        if self.family in ("linear", "poisson") and not isinstance(model.task, Regression):
             raise UserError(f"--family {self.family} explains numbers, the task is {model.task.kind}: leave it out")
         if self.family == "logistic" and not isinstance(model.task, Classification):
             raise UserError("logistic regression explains classes: give --family linear or poisson")
@@ -208,7 +215,9 @@ class GLM(Method):
         return Coefficients(at.values.cpu(), at.step.cpu(), at.likelihood)
 
     def _targets(self, client: Client, y: Tensor) -> Tensor:
-        """Return targets (n, K) float64: standardised, or counts."""
+        """Return targets (n, K) float64: standardised, or counts; or times, relative to the mean, and events."""
+        if isinstance(client.task, Survival):
+            return y / torch.tensor([client.task.mean[0], 1.0], dtype=torch.float64, device=y.device)
         if self.family == "linear":
             task = cast(Regression, client.task)
             mean, std = (torch.tensor(part, dtype=torch.float64, device=y.device) for part in (task.mean, task.std))

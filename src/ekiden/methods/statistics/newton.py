@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ekiden.base.errors import UserError
 
-Family = Literal["logistic", "linear", "poisson"]
+Family = Literal["logistic", "linear", "poisson", "cox"]
 CONSTANT = "constant"
 _UNIT = 2.0**28
 """the whole number that stands for 1 in sums"""
@@ -29,7 +29,7 @@ class Derivatives:
     Attributes:
         gradient: (G, S) int64, of the log-likelihood.
         hessian: (G, S(S + 1)/2) int64, of the negative log-likelihood, the upper triangle row by row.
-        squares: (G,) int64, Σ y², for linear regression.
+        squares: (G,) int64, Σ y² for linear regression, Σ t exp(η) for Cox regression.
         likelihood: of all groups, up to a constant.
         samples: n.
     """
@@ -109,7 +109,7 @@ def derivatives(family: Family, x: Tensor, y: Tensor, values: Tensor) -> Derivat
     Args:
         family: which regression.
         x: (n, P) what enters it, 1 for the constant included.
-        y: (n,) classes, or (n, K) numbers.
+        y: (n,) classes, or (n, K) numbers; for Cox regression (n, 2) time and event.
         values: (G, S) coefficients; for classes S = (K - 1)P, class by class from the second on.
     """
     count, width = values.shape
@@ -117,8 +117,9 @@ def derivatives(family: Family, x: Tensor, y: Tensor, values: Tensor) -> Derivat
     gradient = torch.zeros(count, width, dtype=torch.float64, device=x.device)
     hessian = torch.zeros(count, len(rows), dtype=torch.float64, device=x.device)
     squares, likelihood = torch.zeros(count, dtype=torch.float64, device=x.device), 0.0
-    for block, of in zip(torch.split(x.double(), _ROWS), torch.split(y, _ROWS), strict=True):
-        of_block = _classes if family == "logistic" else _numbers
+    of_block = {"logistic": _classes, "cox": _times}.get(family, _numbers)
+    size = max(len(x), 1) if family == "cox" else _ROWS  # who is at risk together stays together
+    for block, of in zip(torch.split(x.double(), size), torch.split(y, size), strict=True):
         parts = of_block(family, block, of, values.to(x.device))
         gradient += parts[0]
         hessian += parts[1][:, rows, columns]
@@ -158,12 +159,46 @@ def _numbers(family: Family, x: Tensor, y: Tensor, values: Tensor) -> tuple[Tens
     return (y - mean).T @ x, hessian, y.square().sum(0), float(likelihood.sum())
 
 
+def _times(family: Family, x: Tensor, y: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Return gradient, Hessian, Σ t exp(η) and log-likelihood of Cox regression of one silo, with Efron's ties.
+
+    The constant has no part in the likelihood. In its place the gradient has the number of events.
+
+    David Cox: Regression models and life-tables. Journal of the Royal Statistical Society B, 1972. Bradley Efron: The
+    efficiency of Cox's likelihood function for censored data. JASA, 1977.
+    """
+    order = y[:, 0].argsort(descending=True, stable=True)
+    x, time, event = x[order, :-1], y[order, 0], y[order, 1]
+    gradient, hessian = torch.zeros(1, x.shape[1] + 1).to(x), torch.zeros(1, x.shape[1] + 1, x.shape[1] + 1).to(x)
+    if not len(x):
+        return gradient, hessian, torch.zeros(1).to(x), 0.0
+    eta = x @ values[0, :-1]
+    w = (eta - eta.max()).exp()
+    wx = w[:, None] * x
+    times, place = torch.unique_consecutive(time, return_inverse=True)  # descending
+    last = torch.bincount(place).cumsum(0) - 1  # of those who are at risk at a time
+    of_time = torch.zeros(len(times), 2 + x.shape[1]).to(x)
+    of_time.index_add_(0, place, torch.cat([torch.ones_like(time)[:, None], w[:, None], wx], 1) * event[:, None])
+    deaths, dying, dying_x = of_time[:, 0], of_time[:, 1], of_time[:, 2:]
+    who = event > 0
+    at = place[who]  # for each event from here on
+    left = (event.cumsum(0)[who] - deaths.cumsum(0)[at] + deaths[at] - 1) / deaths[at]  # share that has gone
+    at_risk = w.cumsum(0)[last][at] - left * dying[at]
+    means = (wx.cumsum(0)[last][at] - left[:, None] * dying_x[at]) / at_risk[:, None]
+    hazard, tied = (torch.zeros_like(dying).index_add(0, at, part / at_risk) for part in (torch.ones_like(left), left))
+    expected = w * (hazard.flip(0).cumsum(0).flip(0)[place] - event * tied[place])
+    gradient[0, :-1], gradient[0, -1] = x.T @ (event - expected), event.sum()
+    hessian[0, :-1, :-1] = x.T @ (expected[:, None] * x) - means.T @ means
+    found = event @ (eta - eta.max()) - at_risk.log().sum()
+    return gradient, hessian, (time @ eta.exp())[None], float(found)
+
+
 def _bounded(found: Tensor, whole: Tensor) -> Tensor:
     """Return whole numbers, or refuse them if they had no room."""
     if not bool((found.abs() < _MOST).all()):  # also where one is NaN
         raise UserError(
-            "the sums of a regression have no room: a value is too far from the others, or the classes can be "
-            "separated without error; look at the largest values of the columns"
+            "the sums of a regression have no room: a value is too far from the others, or columns separate "
+            "the samples without error; look at the largest values of the columns"
         )
     return whole
 
@@ -190,7 +225,9 @@ def improved(family: Family, before: Coefficients, totals: Derivatives, names: l
         half = before.step / 2
         return Coefficients(before.values - half, half, before.likelihood)
     gradient, hessian, values = *totals.real(), before.values
-    if before.likelihood == _NONE:
+    if family == "cox":
+        gradient[:, -1] = 0  # events
+    elif before.likelihood == _NONE:
         values, gradient, hessian = _from_constants(family, gradient, hessian, totals.samples, len(names))
     step = (_inverse(hessian, names, first=True) @ gradient[:, :, None])[:, :, 0]
     return Coefficients(values + step, values + step - before.values, totals.likelihood)
@@ -206,6 +243,9 @@ def solved(family: Family, before: Coefficients, totals: Derivatives, names: lis
         names: (P,) of what enters.
     """
     gradient, hessian = totals.real()
+    events = gradient[:, -1].clone()
+    if family == "cox":
+        gradient[:, -1] = 0
     inverse = _inverse(hessian, names, first=family == "linear")
     step = (inverse @ gradient[:, :, None])[:, :, 0]
     values = before.values + step
@@ -224,6 +264,8 @@ def solved(family: Family, before: Coefficients, totals: Derivatives, names: lis
             f"the regression did not converge: give more --laps; if that does not help, {furthest!r} "
             "and other columns separate the samples without error: leave it out, or join rare categories"
         )
+    if family == "cox":  # so that events are expected as often as they occur, if the hazard is constant
+        values[:, -1] = (events / (totals.squares.cpu().double() / _UNIT)).log()
     return Solution(values, inverse)
 
 

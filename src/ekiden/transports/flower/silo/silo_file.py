@@ -31,7 +31,7 @@ from ekiden.transports.flower.trust import keys
 from ekiden.transports.flower.trust.agreement import check_name
 
 Held = tuple[Dataset, ClientData]
-TaskKind = Literal["", "classification", "multi-label", "regression", "segmentation", "language-modelling"]
+TaskKind = Literal["", "classification", "multi-label", "regression", "survival", "segmentation", "language-modelling"]
 Allow = Mapping[str, Mapping[str, tuple[Any, ...]]]
 _TITLES = tuple(kind.title() for kind in METHODS if not kind.traits.pools_data)
 EVALUATE = "evaluate"

@@ -1,0 +1,147 @@
+"""Times and events: Cox regression and the C-index against lifelines, and what is refused or named."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ekiden import GLM, FederatedData, UserError, federate, run
+from ekiden.data import load
+from ekiden.data.tasks import Survival
+from ekiden.data.tasks.base import Scores
+from ekiden.data.tasks.counting import Care, counting_of
+from ekiden.data.tasks.figures import Wanted, figures
+from ekiden.data.tasks.measures import pairs
+from ekiden.results.result import Result
+from tests.methods.survival_reference import CUT, cohort
+
+REFERENCE: dict[str, Any] = json.loads((Path(__file__).parent / "survival.json").read_text())
+ROWS = {"a": slice(0, CUT), "b": slice(CUT, None)}
+LABELS = ["days", "died"]
+NAMES = ["age", "bmi", "sex = m", "stage = II", "stage = III"]
+
+pytestmark = pytest.mark.filterwarnings("ignore:.* equal a training row", "ignore:.* has one value")
+
+
+def held(**changed: Any) -> FederatedData:
+    """Two silos; all rows are for training, and for testing too."""
+    table = cohort() | changed
+    silos: list[Any] = [{name: list(values[rows]) for name, values in table.items()} for rows in ROWS.values()]
+    return federate(silos, tests=silos, names=[*ROWS], val_fraction=0.0, label_column=LABELS, task="survival")
+
+
+@cache
+def fitted() -> Result:
+    return run(GLM(family="cox"), held(), evaluate_every=10**9)
+
+
+def test_it_is_the_stratified_regression_of_pooled_data() -> None:
+    found = fitted().coefficients
+    assert [one.column for one in found] == NAMES
+    for k, one in enumerate(found):
+        error = REFERENCE["error"][k]
+        assert one.error == pytest.approx(error, rel=1e-6)
+        assert one.estimate == pytest.approx(REFERENCE["estimate"][k], abs=1e-6 * error)
+        assert one.p == pytest.approx(REFERENCE["p"][k], abs=1e-6)
+
+
+def test_its_concordance_is_exact_by_silo_and_counts_pairs_inside_silos() -> None:
+    row, wanted = fitted().metrics[-1], REFERENCE["c_index"]
+    assert row["c_index"] == pytest.approx(wanted["all"], abs=1e-9)
+    assert row["clients"] == pytest.approx([wanted["a"], wanted["b"]], abs=1e-9)
+    weights = []
+    for rows in ROWS.values():
+        days, died = (np.array(cohort()[name][rows]) for name in LABELS)
+        early, late = days[:, None], days
+        weights.append(int(((died[:, None] > 0) & ((early < late) | ((early == late) & (died == 0)))).sum()))
+    inside = np.average([wanted["a"], wanted["b"]], weights=weights)
+    assert row["figures"]["values"]["c_index"] == pytest.approx(inside, abs=1e-9)
+    assert row["figures"]["silos"] == 2
+
+
+def test_its_hazard_expects_as_many_events_as_there_are() -> None:
+    data, task = held().dataset, Survival(mean=(float(np.mean(cohort()["days"])),))
+    with torch.no_grad():
+        expected = data.train.y[:, 0] / task.mean[0] * fitted().model(data.train.x)[:, 0].double().exp()
+    assert float(expected.sum()) == pytest.approx(float(data.train.y[:, 1].sum()), rel=1e-5)
+
+
+def scores(n: int = 300) -> Scores:
+    draw = np.random.default_rng(2)
+    y = torch.tensor(np.stack([draw.integers(1, 20, n), draw.integers(0, 2, n)], 1), dtype=torch.float64)
+    risk = torch.tensor(draw.integers(0, 9, (n, 1)) - y[:, :1].numpy() / 5)
+    return Scores(Survival(), 1, y, risk, torch.zeros(n))
+
+
+def test_the_interval_is_that_of_the_jackknife() -> None:
+    s, counting = scores(), counting_of(Survival(), 1, full=True)
+    found = figures(counting, counting.count(s), Wanted())
+    low, high = found.intervals["c_index"]
+    ordered, comparable = (each.double() for each in pairs(s))
+    total, all_ = ordered.sum() / 4, comparable.sum() / 2
+    without = (total - ordered / 2) / (all_ - comparable)
+    error = float((without - total / all_).square().sum().sqrt())
+    assert (high - low) / 2 == pytest.approx(1.96 * error, rel=0.02)
+    assert found.values["c_index"] == pytest.approx(float(total / all_))
+
+
+def test_a_model_that_may_be_made_up_gets_coarse_pairs_and_few_events_none() -> None:
+    s, counting = scores(), counting_of(Survival(), 1, full=True)
+    exact, coarse = (counting.split(counting.count(s, Care(coarse=way))) for way in (False, True))
+    step = -(-2 * len(s) // 16)
+    for name in ("ordered", "comparable"):
+        assert int(coarse[name]) % step == 0
+        assert abs(int(coarse[name]) - int(exact[name])) <= step / 2
+    assert not coarse["squares"].any()
+    few = counting.split(counting.count(s, Care(positives=len(s))))
+    assert not few["ordered"]
+    assert not few["squares"].any()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"days": -cohort()["days"]}, r"-\d+ in row 0 .*: a time, the first label, must be positive"),
+        ({"died": cohort()["days"]}, "an event, the second label, must be 0 or 1"),
+        ({"died": 0 * cohort()["died"]}, "a has no event among 90 samples"),
+        ({"died": np.where(np.arange(200) < CUT, 0.0, cohort()["died"])}, "a has no event among 90 samples"),
+    ],
+)
+def test_labels_that_are_no_times_and_events_are_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as refusal:
+        held(**changed)
+    assert "\n" not in str(refusal.value)
+
+
+def test_events_may_be_true_and_false() -> None:
+    died = held(died=cohort()["died"] > 0).dataset.train.y[:, 1]
+    assert died.tolist() == cohort()["died"].tolist()
+
+
+def test_times_and_events_are_named_and_not_regressed() -> None:
+    table = {name: list(values) for name, values in cohort().items()}
+    with pytest.raises(UserError, match=r"'days' and 'died' of .* look like a time and an event: use task='survival'"):
+        load(table, label_column=["died", "days"])
+    with pytest.warns(UserWarning, match="may be the time until the event that column 'died' says"):
+        load(table, label_column="days", task="regression")
+    with pytest.raises(UserError, match="needs a time and an event"):
+        load(table, label_column="days", task="survival")
+
+
+def test_families_and_tasks_must_fit() -> None:
+    with pytest.raises(UserError, match="glm needs"):
+        run(GLM(), held())
+    draw = torch.Generator().manual_seed(0)
+    silos = [(torch.randn(20, 2, generator=draw), torch.randn(20, generator=draw)) for _ in ROWS]
+    with pytest.raises(UserError, match="cox does not explain regression"):
+        run(GLM(family="cox"), federate(silos))
+
+
+@pytest.mark.filterwarnings("ignore:column 'marker'")
+def test_a_column_that_orders_all_times_is_refused_with_its_name() -> None:
+    with pytest.raises(UserError, match=r"'marker'|have no room"):
+        run(GLM(family="cox"), held(days=1.0 + np.arange(200), marker=np.arange(200) ** 0.5, died=np.ones(200)))
