@@ -47,6 +47,7 @@ from ekiden.recipe import Recipe
 from ekiden.results import tracking
 from ekiden.results.result import ModelSource, Result
 from ekiden.results.tracking import bar, measured
+from ekiden.training import private_sums
 from ekiden.training.private import DP
 from ekiden.transports.base import MakesTransport, Start
 from ekiden.transports.local import Executor, InProcess, Processes, Simulation, refuse_within_worker
@@ -245,6 +246,7 @@ def prepared(
     check_clients(clients, method)
     if recipe.dp:
         check_subjects(clients)
+        private_sums.check_clients(DP.parse(recipe.dp), clients)
     method.check([c.name for c in clients])
     model = recipe.model if network is None else network
     build = builder(model, data, recipe.seed, method, recipe.train, recipe.pretrained)

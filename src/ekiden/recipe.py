@@ -37,7 +37,8 @@ class Recipe(Checked, Generic[M_co]):
     dp: str = ""
     """differential privacy of each training sample: epsilon=8,delta=1e-5,clip=1 (see docs/privacy.md). Each gradient is
     clipped to the norm clip, and noise keeps (epsilon, delta) at every silo for the whole run. Training then returns
-    the last epoch instead of the best on validation data, which would tell about these"""
+    the last epoch instead of the best on validation data, which would tell about these. FedGram clips features and adds
+    noise to its sums; honest=h shares this noise among the silos, as long as h of them can be trusted"""
     seed: CountOrZero = 0
     """seed of everything random: partition, initial model, training"""
     metric: str = ""
@@ -59,9 +60,11 @@ class Recipe(Checked, Generic[M_co]):
                 f"{self.method.title()} does not train on a loss in which classes have weights: leave out "
                 f"--class-weights={self.training.class_weights}"
             )
-        if self.dp:
-            private.check_training(self.training, self.method.fits(), self.method.title())
-            object.__setattr__(self, "dp", str(DP.parse(self.dp)))
+        dp = DP.parse(self.dp)
+        object.__setattr__(self, "method", self.method.with_noise(dp))
+        if dp is not None:
+            private.check_training(self.training)
+            object.__setattr__(self, "dp", str(dp))
             if self.training.select == "best":
                 object.__setattr__(self, "training", replace(self.training, select="last"))
 

@@ -24,6 +24,7 @@ from ekiden.methods.exact.fedgram import Handoff
 from ekiden.models import build
 from ekiden.models.split import as_split
 from ekiden.models.whole_features import PatchFeatures, RandomReLU
+from ekiden.recipe import Recipe
 from ekiden.results.result import Result
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
@@ -457,7 +458,7 @@ def test_bits_and_samples_go_together() -> None:
     with pytest.raises(UserError, match="bits 16 needs samples, the expected number of training samples"):
         FedGram(bits=16)
     with pytest.raises(UserError, match="samples is for bits below 32"):
-        FedGram(samples=300)
+        Recipe(FedGram(samples=300))
     for head in ("lda", "cgs", "ncm"):
         with pytest.raises(UserError, match=f"bits below 32 is for ridge regression: leave out head {head}"):
             FedGram(bits=16, samples=300, head=head)

@@ -4,7 +4,7 @@ Products may travel in few bits: each client rounds its own, and the rounded sum
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import isqrt
 from typing import Annotated, NamedTuple, Self
@@ -220,7 +220,11 @@ class Sums(_Addable):
         kind = _dtype(self.gram)
         if kind not in _MOST or (self.classes.dtype, self.counts.dtype) != (kind, torch.int64):
             raise UserError("sums must be of int32 or int64, counts of int64: use one version of Ekiden everywhere")
-        _refuse_negative(self.counts, diagonal(self.gram, width))
+        self._refuse_impossible()
+
+    def _refuse_impossible(self) -> None:
+        """Refuse what no samples have."""
+        _refuse_negative(self.counts, diagonal(self.gram, self.classes.shape[1]))
 
     @property
     def samples(self) -> int:
@@ -231,11 +235,43 @@ class Sums(_Addable):
         return self.classes.double().sum(0), self.samples
 
     def plus(self, other: "AnySums") -> Self:
-        if not isinstance(other, Sums) or _kind(other) != _kind(self):
+        if not isinstance(other, Sums) or type(other) is not type(self) or _kind(other) != _kind(self):
             raise _unlike(self, other)
         (classes,) = _added((self.classes,), (other.classes,))
         gram = _gram_added(self.gram, other.gram)
         return replace(self, gram=gram, classes=classes, counts=self.counts + other.counts)
+
+
+@dataclass(frozen=True, eq=False)
+class NoisySums(Sums):
+    """Sums to which each part has added whole-number noise, so that they keep differential privacy.
+
+    Attributes:
+        parts: how many parts are in the sums.
+        gram_noise: standard deviation of the noise that a part added to each entry of `gram`.
+        class_noise: the same for `classes`.
+        count_noise: the same for `counts`.
+    """
+
+    parts: int
+    gram_noise: Annotated[int, Shared]
+    class_noise: Annotated[int, Shared]
+    count_noise: Annotated[int, Shared]
+
+    def _refuse_impossible(self) -> None:
+        """Accept negative squares and counts, which noise makes; refuse noise that is none."""
+        if min(self.parts, self.gram_noise, self.class_noise, self.count_noise) < 1 or isinstance(self.gram, Rounded):
+            raise UserError("noisy sums name no noise: use the same version of Ekiden everywhere")
+
+    @property
+    def noise(self) -> tuple[int, int, int]:
+        """The standard deviations of the noise of a part."""
+        return self.gram_noise, self.class_noise, self.count_noise
+
+    def plus(self, other: "AnySums") -> Self:
+        if not isinstance(other, NoisySums) or other.noise != self.noise:
+            raise UserError("sums with different noise cannot be combined: use the same --dp everywhere")
+        return replace(super().plus(other), parts=self.parts + other.parts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -282,7 +318,22 @@ class TargetSums(_Addable):
         return replace(self, gram=gram, **added, samples=self.samples + other.samples)
 
 
-AnySums = Sums | TargetSums
+AnySums = Sums | TargetSums | NoisySums
+
+
+def noisy(sums: Sums, noise: tuple[int, int, int], drawn: Callable[[int, int], Tensor]) -> NoisySums:
+    """Return sums with noise.
+
+    Args:
+        sums: exact ones.
+        noise: standard deviations for products, class sums and counts.
+        drawn: (σ, n) -> (n,) int64, independent noise.
+    """
+    assert isinstance(sums.gram, Tensor), "rounded sums have no noise"
+    parts = (sums.gram, sums.classes, sums.counts)
+    found = [part.long().cpu() + drawn(s, part.numel()).view(part.shape) for part, s in zip(parts, noise, strict=True)]
+    gram, classes = (_narrow(part, sums.gram.dtype).to(sums.gram.device) for part in found[:2])
+    return NoisySums(gram, classes, found[2].to(sums.counts.device), 1, *noise)
 
 
 def _kind(sums: AnySums) -> tuple[torch.Size, torch.dtype]:

@@ -17,6 +17,7 @@ from ekiden.engine import wire
 from ekiden.engine.federation import Fed
 from ekiden.engine.wire import EVERYONE, Ref
 from ekiden.training.network import Network
+from ekiden.training.private import DP
 from ekiden.training.weights import Layout, Weights
 
 T_co = TypeVar("T_co", covariant=True)
@@ -133,6 +134,8 @@ class Traits:
         one_model: whether a run ends with a global model and without personal ones.
         weighs: whether clients train on the task's loss, in which classes can have weights (`--class-weights`). False
             if they solve for the model or have a loss of their own.
+        releases: whether each client can give noisy sums over its samples once in a run, and nothing else about them
+            (`Client.release`), so that `--dp` holds.
     """
 
     private: Any = None
@@ -146,6 +149,7 @@ class Traits:
     needs: frozenset[Need] = frozenset()
     one_model: bool = True
     weighs: bool = True
+    releases: bool = False
 
 
 @dataclass(frozen=True)
@@ -278,6 +282,23 @@ class Method(Checked, ABC):
         samples, except how many there are. None, the default: no guarantee fits the method.
         """
         return None
+
+    def with_noise(self, dp: DP | None) -> Self:
+        """Return the method as it runs with differential privacy, or without.
+
+        Raises:
+            UserError: no guarantee fits the method with these hyperparameters.
+        """
+        if dp is None:
+            return self
+        if self.fits() is None:
+            raise UserError(
+                f"{self.title()} tells more about its samples than the models that it trains, so --dp promises nothing "
+                "for it: choose another method (docs/privacy.md lists them)"
+            )
+        if dp.honest > 1:
+            raise UserError(f"--dp honest={dp.honest} shares the noise of sums, {self.title()} has none: leave it out")
+        return self
 
     def start(self) -> State:
         """Return the state before the first step."""

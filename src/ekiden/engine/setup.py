@@ -152,6 +152,8 @@ def check_model(worker: Worker, data: FederatedData) -> None:
     bench = worker.bench("check")
     if worker.setup.dp is not None:
         private.check_module(worker.network.module)
+        if worker.setup.method.traits.releases and dataset.task.kind != "classification":
+            raise UserError("--dp adds noise to sums over classes, and these labels are none: choose another method")
     if worker.setup.method.traits.splits_model:
         _ = worker.network.head
     try:

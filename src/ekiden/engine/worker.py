@@ -18,12 +18,13 @@ from ekiden.engine import wire
 from ekiden.engine.method import Method, Size, task_of
 from ekiden.engine.store import TRAINED
 from ekiden.training import fit as fitting
-from ekiden.training import frozen
+from ekiden.training import frozen, private_sums
 from ekiden.training.feed import Feed
 from ekiden.training.fit import Bench, Journal
 from ekiden.training.network import Network, fresh
 from ekiden.training.objective import Loss, Objective, Penalty, TaskLoss, Work
 from ekiden.training.private import DP, Keeper, Mechanism, Noise, Spent, planned
+from ekiden.training.private_sums import Release
 from ekiden.training.weights import Layout, Part, Weights
 
 A = TypeVar("A", bound=wire.Addable)
@@ -69,6 +70,8 @@ class Setup:
     def planned(self, client: str, samples: int) -> Spent | None:
         """Return what a client with so many training samples tells in the whole run; None without a promise."""
         fits = self.method.fits()
+        if self.dp is not None and self.method.traits.releases:
+            return private_sums.planned(self.dp, samples, client)
         if self.dp is None or fits is None:
             return None
         return planned(self.dp, fits, self.training, samples, client)
@@ -162,10 +165,13 @@ class Client:
         remembered: dict[tuple[str, str], Tensor] | None = None,
         masks: SumMasks | None = None,
         privacy: tuple[DP, Spent, Keeper] | None = None,
+        releases: bool = False,
     ) -> None:
         self.name = data.name
         self._data = data
         self._privacy = privacy
+        self._releases = releases
+        self._released: Release | None = None
         self.classes = bench.feed.dataset.outputs
         self.shape = bench.feed.dataset.shape
         self.state = state
@@ -183,7 +189,7 @@ class Client:
     @property
     def data(self) -> ClientData:
         """The client's training, validation and test samples."""
-        if self._privacy is not None:
+        if self._privacy is not None and self._released is None:
             raise UserError(f"{self.name}: the task reads samples other than by training, for which --dp has no noise")
         return self._data
 
@@ -258,7 +264,7 @@ class Client:
         training = training or self.training
         private = None
         if self._privacy is not None:
-            if train is not None or network is not None:
+            if train is not None or network is not None or self._releases:
                 raise UserError(f"{self.name}: the task trains on a part of its own, for which --dp promises nothing")
             private = self._mechanism(training.steps(self.n, epochs), *self._privacy)
         trained = fitting.fit(
@@ -282,6 +288,19 @@ class Client:
         """Return what makes the next fit private, once it is noted that its steps are spent."""
         spent = replace(plan, steps=steps)
         return Mechanism(dp.clip, spent, Noise(keeper.key(self._fits, spent)), self.n)
+
+    def release(self) -> Release | None:
+        """Return what adds noise to sums over the client's samples, once it is noted that it is spent; None without dp.
+
+        With it the task can read samples, and gives nothing that depends on them but these sums.
+        """
+        if self._privacy is None:
+            return None
+        dp, plan, keeper = self._privacy
+        if not self._releases or self._released is not None:
+            raise UserError(f"{self.name}: the task gives sums for which --dp has no noise")
+        self._released = Release(dp, plan, Noise(keeper.key(0, plan)))
+        return self._released
 
     def accuracy(self, model: Weights, subset: Subset | None = None) -> float:
         """Return the share of right answers of `model` on `subset`, by default the validation data; NaN if it is empty.
@@ -476,7 +495,10 @@ class Worker:
         key = f"{job.step}-{job.call}"
         dp, plan = self.setup.dp, self.setup.planned(data.name, len(data.train))
         privacy = (dp, plan, keeper or SeededNoise(seed)) if dp and plan else None
-        client = Client(bench, data, private, seed, key, self._most_epochs, trained, self._remembered, masks, privacy)
+        releases = self.setup.method.traits.releases
+        client = Client(
+            bench, data, private, seed, key, self._most_epochs, trained, self._remembered, masks, privacy, releases
+        )
         value = task(client, *wire.placed(job.args, self._feed.device))
         if trained and journal is not None:
             parts = {f"{i}.{name}": value for i, model in enumerate(trained) for name, value in vars(model).items()}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _NormBase
 
-from ekiden.base.checks import Checked, Positive, Range, admitted, hints_of
+from ekiden.base.checks import Checked, Count, Positive, Range, admitted, hints_of
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.settings import Training
 from ekiden.models.split import SplitNetwork
@@ -48,7 +48,10 @@ class DP(Checked):
     delta: Annotated[float, Range(above=0, below=0.1)] = 1e-5
     """δ, below 1/n of every silo"""
     clip: Positive = 1.0
-    """C, the norm to which the gradient of each sample is clipped"""
+    """C, the norm to which the gradient of each sample is clipped. For sums, the norm of its features, in 127/4·√D"""
+    honest: Count = 1
+    """h, for sums: the silos whose noise together keeps the promise. The noise of one silo is 1/h of it, so the promise
+    holds if h silos of the sum add theirs and keep it secret. With 1, each silo adds all of it"""
 
     @classmethod
     def parse(cls, text: str) -> "DP | None":
@@ -56,13 +59,14 @@ class DP(Checked):
         if not text:
             return None
         kinds = {f.name: hints_of(DP)[f.name] for f in fields(DP)}
-        given: dict[str, float] = {}
+        given: dict[str, Any] = {}
         for part in text.split(","):
             name, _, value = part.partition("=")
             if name.strip() not in kinds:
                 raise unknown("part of --dp", name.strip(), tuple(kinds))
             try:
-                given[name.strip()] = admitted(f"--dp {name.strip()}", float(value), kinds[name.strip()])
+                number = int(value) if name.strip() == "honest" else float(value)
+                given[name.strip()] = admitted(f"--dp {name.strip()}", number, kinds[name.strip()])
             except ValueError:
                 raise UserError(f"--dp {part!r} is not a number: write epsilon=8,delta=1e-5,clip=1") from None
         if "epsilon" not in given:
@@ -71,7 +75,7 @@ class DP(Checked):
 
     def __str__(self) -> str:
         """Return the text that `parse` reads."""
-        return ",".join(f"{name}={value:g}" for name, value in vars(self).items())
+        return ",".join(f"{name}={value:g}" for name, value in vars(self).items() if (name, value) != ("honest", 1))
 
 
 class Keeper(Protocol):
@@ -112,14 +116,19 @@ def planned(dp: DP, fits: tuple[int, ...], training: Training, samples: int, whe
         samples: n, its number of training samples.
         where: what messages call it.
     """
+    check_delta(dp, samples, where)
+    steps = sum(training.steps(samples, epochs) for epochs in fits)
+    rate = min(1.0, training.batch_size / samples)
+    return Spent(noise_for(dp.epsilon, dp.delta, rate, steps), rate, steps)
+
+
+def check_delta(dp: DP, samples: int, where: str) -> None:
+    """Refuse a δ that allows one of a client's samples to be published."""
     if dp.delta * samples >= 1:
         raise UserError(
             f"--dp delta={dp.delta:g} lets whole samples of {where} ({samples}) go out: give a delta far below "
             f"{1 / samples:.2g}"
         )
-    steps = sum(training.steps(samples, epochs) for epochs in fits)
-    rate = min(1.0, training.batch_size / samples)
-    return Spent(noise_for(dp.epsilon, dp.delta, rate, steps), rate, steps)
 
 
 def composed(parts: Sequence[Spent], delta: float) -> float:
@@ -200,9 +209,12 @@ class Noise:
 
     def words(self, purpose: str, place: int, count: int) -> Values:
         """Return (count,) numbers, uniform on the multiples of 2^-53 in [0, 1)."""
-        stream = hashlib.shake_256(self.key + f"{purpose} {place}".encode()).digest(8 * count)
-        found: Values = (np.frombuffer(stream, np.uint64) >> np.uint64(11)).astype(np.float64)
+        found: Values = (self.bits(purpose, place, count) >> np.uint64(11)).astype(np.float64)
         return found * 2.0**-53
+
+    def bits(self, purpose: str, place: int, count: int) -> "np.ndarray[Any, np.dtype[np.uint64]]":
+        """Return (count,) words of 64 random bits."""
+        return np.frombuffer(hashlib.shake_256(self.key + f"{purpose} {place}".encode()).digest(8 * count), "<u8")
 
     def normal(self, place: int, count: int) -> Values:
         """Return (count,) standard normal numbers (Box and Muller)."""
@@ -316,13 +328,8 @@ def check_module(module: nn.Module) -> None:
             )
 
 
-def check_training(training: Training, fits: tuple[int, ...] | None, title: str) -> None:
-    """Refuse methods and optimisers for which --dp promises nothing."""
-    if fits is None:
-        raise UserError(
-            f"{title} tells more about its samples than the models that it trains, so --dp promises nothing for it: "
-            "choose another method (docs/privacy.md lists them)"
-        )
+def check_training(training: Training) -> None:
+    """Refuse optimisers for which --dp promises nothing."""
     if training.class_weights != "none":
         raise UserError("--class-weights tells counts of labels, for which --dp promises nothing: leave it out")
     if training.optimizer == "sam":

@@ -121,6 +121,9 @@ class ClosingLap(Method):
         """Whether masks hide all parts of sums: those of the lap are always sums."""
         return True
 
+    def fits(self) -> None:
+        """No guarantee fits: the lap's sums have no noise."""
+
     def check_network(self, model: Size) -> None:
         """Refuse a network that does not end with a linear layer called `head`."""
         self.without_lap.check_network(model)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, NamedTuple, cast
+from typing import Annotated, Literal, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,8 @@ from ekiden.methods.exact.blocks.fixed_features import (
 )
 from ekiden.models.patches import PatchSums
 from ekiden.models.whole_features import PatchFeatures, WholeFeatures
+from ekiden.training.private import DP
+from ekiden.training.private_sums import Release, width_for
 
 
 class Handoff(NamedTuple):
@@ -106,7 +108,9 @@ class FedGram(FixedFeatures):
     Departures from the paper: if the shape is a chain, the sums are handed from client to client instead of to a
     server. Features need no pretrained network. They are rounded to seven bits and a sign, and standardised by the
     sums. λ is chosen by generalised cross-validation on the totals, and a temperature turns the scores into
-    probabilities. Personal heads, which the papers do not have, are ridge regression towards the head of all.
+    probabilities. With `--dp`, features are centred and clipped, sums have noise, and λ follows from the noise; see
+    `ekiden.training.private_sums`. Personal heads, which the papers do not have, are ridge regression towards the head
+    of all.
     """
 
     head: Literal["ridge", "lda", "cgs", "ncm"] = "ridge"
@@ -117,7 +121,7 @@ class FedGram(FixedFeatures):
     more features fit into `bytes`"""
     samples: Annotated[int, Range(least=0, most=10**9)] = 0
     """n, expected number of training samples of all clients, rather too many than too few; needed with fewer than 32
-    `bits`"""
+    `bits`, and with `--dp` unless there is a `width`, which then follows from n and ε"""
     ridge: NonNegative = 0.0
     """λ/n of ridge regression; 0: by generalised cross-validation"""
     shrink: BelowOne = 0.05
@@ -128,7 +132,7 @@ class FedGram(FixedFeatures):
     """each client also gets a personal head: ridge regression on its own samples towards the head of all, with λ by its
     own generalised cross-validation"""
 
-    traits = Traits(skips=True, weighs=False)  # a hop is left out
+    traits = Traits(skips=True, weighs=False, releases=True)  # a hop is left out
 
     @property
     def only_classes(self) -> bool:
@@ -140,14 +144,34 @@ class FedGram(FixedFeatures):
         self.check_features()
         if self.personal and self.head != "ridge":
             raise UserError(f"--personal is ridge regression towards the common head: leave out --head {self.head}")
-        if (self.bits < FULL) != (self.samples > 0):
+        if self.bits < FULL and not self.samples:
             raise UserError(
-                "--samples is for --bits below 32: leave it out"
-                if self.samples
-                else f"--bits {self.bits} needs --samples, the expected number of training samples of all clients"
+                f"--bits {self.bits} needs --samples, the expected number of training samples of all clients"
             )
         if self.bits < FULL and self.head != "ridge":
             raise UserError(f"--bits below 32 is for ridge regression: leave out --head {self.head}")
+
+    def with_noise(self, dp: DP | None) -> Self:
+        """Return the method with its width, which --dp must know; refuse what shows more than one noisy sum."""
+        if dp is None:
+            if self.samples and self.bits == FULL:
+                raise UserError("--samples is for --bits below 32 and for --dp: leave it out")
+            return self
+        for option, shown, instead in (
+            (f"--dictionary {self.dictionary}", not self.seeded, "give --dictionary seed"),
+            (f"--head {self.head}", self.head != "ridge", "give --head ridge"),
+            (f"--bits {self.bits}", self.bits < FULL, "leave it out"),
+            ("--personal", self.personal, "leave it out"),
+        ):
+            if shown:
+                raise UserError(f"--dp adds noise to one sum of fedgram, and {option} would show more: {instead}")
+        if self.width:
+            return self
+        if not self.samples:
+            raise UserError(
+                "--dp needs --samples, the training samples of all clients, for the number of features; or --width"
+            )
+        return replace(self, width=width_for(dp, self.samples))
 
     def check_network(self, model: Size) -> None:
         """Refuse a dictionary for features without patches."""
@@ -245,7 +269,13 @@ class FedGram(FixedFeatures):
     def measure(self, client: Client, model: Weights, settled: Settled, before: AnySums | None) -> AnySums:
         """Add the sums over the client's samples to those received."""
         features = self.adopted(client, model, settled)
-        return client.added(before, self._own_sums(client, features, self._rounding(features)))
+        release = client.release()
+        own = (
+            self._noisy_sums(client, features, release)
+            if release
+            else self._own_sums(client, features, self._rounding(features))
+        )
+        return client.added(before, own)
 
     @on_client
     def solve(self, client: Client, model: Weights, totals: Handoff) -> Weights:
@@ -310,6 +340,12 @@ class FedGram(FixedFeatures):
             device = client.unit().device
             return sums_of(blocks, client.task, client.classes, features.width, device, rounding=rounding)
 
+    def _noisy_sums(self, client: Client, features: WholeFeatures, release: Release) -> AnySums:
+        """Return the sums with noise over all own samples; `min_active` leaves none out, which would show some."""
+        with torch.no_grad():
+            blocks = ((features(x), y) for x, y in client.batches(shuffle=False))
+            return release.sums(blocks, client.classes, features.width, client.unit().device)
+
     def _rounding(self, features: WholeFeatures) -> Rounding | None:
         """Return how clients round their sums."""
         return Rounding.within(self.bits, self.samples, features.variance) if self.bits < FULL else None
@@ -327,7 +363,7 @@ class FedGram(FixedFeatures):
     def cost(self, clients: int, model: Size) -> int:
         """(N - 1)·(2D(D + 1) + 4KD + 8K + S); 8(K + 1)D + 16K + 8 instead of 4KD + 8K unless labels are classes.
 
-        With b < 32 bits, ⌈b·D(D - 1)/16⌉ + 4D + 24 instead of 2D(D + 1).
+        With `--dp` 32 bytes more. With b < 32 bits, ⌈b·D(D - 1)/16⌉ + 4D + 24 instead of 2D(D + 1).
 
         S is what is settled: for F filters of patches F·(Cp² + 4) + 8C + 4D, for u random units of d numbers 8d + 4u,
         for Fourier features 8d + 4.

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from ekiden.authoring import Task, UserError
-from ekiden.base.sums import AnySums, Sums
+from ekiden.base.sums import AnySums, NoisySums, Sums
 from ekiden.data.tasks import Classification, MultiLabel
 
 GRID = tuple(10 ** (power / 4) for power in range(-24, 5))
 """Values of λ/n that are tried: 10^-6 to 10, four per decade."""
 _FAR = tuple(10 ** (power / 4) for power in range(5, 17))  # to 10^4, which keeps the head that is the target
 _NOISE = 2  # λ is at least so many times the norm of the errors of a rounded matrix; that is 2√D times one error
+_DAMPING = 1.0  # λ in noise of differential privacy: with 1, half of the noise's largest eigenvalue
 _DRAWS = 4_000_000  # most numbers drawn for a temperature
 
 
@@ -52,6 +53,8 @@ class Moments:
         targets: (K,) Σ y.
         powers: (K,) Σ y².
         noise: λ/n below which ridge regression would answer to the rounding of Σ zzᵀ.
+        rule: λ/n that follows from the noise of differential privacy; 0 without it. Features are then centred: the mean
+            of each sample's features was subtracted from them.
     """
 
     n: float
@@ -63,6 +66,7 @@ class Moments:
     targets: Tensor
     powers: Tensor
     noise: float = 0.0
+    rule: float = 0.0
 
     @property
     def spread(self) -> float:
@@ -82,6 +86,8 @@ class Moments:
     def rows(self, head: Head) -> Tensor:
         """Return (K, D + 1) weights and biases that give the scores of `head` for features φ before standardisation."""
         weight = head.weight * self.scale
+        if self.rule:
+            weight = weight - weight.mean(1, keepdim=True)
         return torch.cat([weight, (head.bias - weight @ self.mean)[:, None]], 1)
 
 
@@ -94,6 +100,8 @@ def moments(sums: AnySums, unit: int = 1) -> Moments:
         sums: sums over all samples.
         unit: the whole number that stands for 1 in targets; see `Task.unit`.
     """
+    if isinstance(sums, NoisySums):
+        return _noisy_moments(sums)
     features, products, targets, powers = _doubles(sums, unit)
     n = float(sums.samples)
     scatter = n * sums.matrix().cpu() - torch.outer(features, features)  # n²·covariance
@@ -105,6 +113,22 @@ def moments(sums: AnySums, unit: int = 1) -> Moments:
     total = products.sum(0) if isinstance(sums, Sums) else torch.zeros_like(mean)
     noise = _NOISE * 2 * len(scale) ** 0.5 * sums.error * float(scale.square().mean()) / n
     return Moments(n, mean, scale, scatter, total, products, targets, powers, noise)
+
+
+def _noisy_moments(sums: NoisySums) -> Moments:
+    """Return the moments of noisy sums, in the features' own scale: their variances are too noisy to divide by.
+
+    λ is what the noise adds to Σ φφᵀ in its largest direction, about 2σ√D, times `_DAMPING`.
+    """
+    n = max(float(sums.counts.sum()), 1.0)
+    counts, classes = sums.counts.cpu().double().clamp(min=0), sums.classes.cpu().double()
+    total = classes.sum(0)
+    mean = total / n
+    scatter = sums.matrix().cpu() - torch.outer(total, mean)
+    products = classes - torch.outer(counts, mean)
+    rule = _DAMPING * sums.gram_noise * (sums.parts * len(mean)) ** 0.5 / n
+    scale = torch.ones_like(mean)
+    return Moments(n, mean, scale, scatter, products.sum(0), products, counts, counts, rule=rule)
 
 
 def moments_around(sums: AnySums, mean: Tensor, scale: Tensor, unit: int = 1) -> Moments:
@@ -145,8 +169,9 @@ def ridge(m: Moments, penalty: float = 0.0) -> Head:
 
     Args:
         m: moments of all samples.
-        penalty: λ/n; 0 means by cross-validation.
+        penalty: λ/n; 0 means by cross-validation, or by the noise of differential privacy.
     """
+    penalty = penalty or m.rule
     grid = (penalty,) if penalty else [value for value in GRID if value >= m.noise] or GRID[-1:]
     weight, chosen, freedom = _solved(m.scatter, m.products.T, m.spread, m.n, grid)
     return Head(weight, m.targets / m.n, chosen, freedom)

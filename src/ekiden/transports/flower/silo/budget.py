@@ -56,8 +56,13 @@ class LedgerLine(Checked):
 
 
 def check(file: SiloFile, terms: Agreement) -> None:
-    """Refuse a run that the silo's limit on ε over all runs does not admit."""
+    """Refuse a run that the silo's limits on ε over all runs, and on who adds noise, do not admit."""
     dp = DP.parse(terms.recipe.dp)
+    if dp is not None and dp.honest > file.limits.honest:
+        raise UserError(
+            f"the run shares noise among {dp.honest} silos, {file.name} allows {file.limits.honest} "
+            "(limits.honest in its silo.toml)"
+        )
     if file.limits.epsilon is None or terms.measures:
         return
     if dp is None:

@@ -72,6 +72,9 @@ class Limits(Checked):
     default there is no limit. What was spent is in privacy.jsonl in the silo's folder"""
     delta: Fraction = 1e-4
     """with `epsilon`: largest sum of delta over all runs"""
+    honest: Count = 1
+    """largest number of silos among which a run may share the noise of its sums (`honest` in `--dp`); with 1 this silo
+    adds all of it itself, and trusts nobody"""
     trust_first: bool = False
     """also take part in runs in which another party chooses the features whose sums leave this silo, and so can read
     single samples from them: the first silo, the one with the model before a closing lap, the coordinator of deepafl"""

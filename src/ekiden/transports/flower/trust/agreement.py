@@ -31,6 +31,7 @@ from ekiden.methods import LAP, METHODS
 from ekiden.methods.blocks.secure import SecureMethod
 from ekiden.models import training_part
 from ekiden.recipe import Recipe, recipe_of
+from ekiden.training import private_sums
 from ekiden.training.private import DP
 
 AGREEMENT = "agreement.json"
@@ -186,10 +187,14 @@ class Agreement:
         return self.sealed and self.skips and isinstance(method, SecureMethod) and method.secure and method.regroups
 
     def check_masks(self) -> None:
-        """Refuse a run that promises masks (`--secure`) and has no keys for them."""
+        """Refuse a run that promises masks (`--secure`, `--dp honest=h`) and has no keys for them."""
         method = self.recipe.method
         if isinstance(method, SecureMethod) and method.secure and not self.sealed:
             raise UserError("--secure needs masks, which only sealed runs have: leave out --no-sealed and --insecure")
+        dp = DP.parse(self.recipe.dp)
+        if dp is not None and dp.honest > 1 and not self.sealed:
+            raise UserError("--dp honest needs masks, which only sealed runs have: leave out honest or --no-sealed")
+        private_sums.check_clients(dp, self.clients)
 
     def text(self) -> str:
         """Return the terms as JSON, the same text for the same terms."""

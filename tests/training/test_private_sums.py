@@ -1,0 +1,173 @@
+"""Private sums: the noise is exact and as large as counted, features are clipped, and nothing else leaves a silo."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+from torch import Tensor
+
+from ekiden import DP, UserError
+from ekiden.base.sums import NoisySums, measure
+from ekiden.methods import FedAvg, FedGram, FedSeq, with_lap
+from ekiden.methods.exact.blocks import gaussian_heads as heads
+from ekiden.recipe import Recipe
+from ekiden.training.private import Noise, epsilon_of
+from ekiden.training.private_sums import Draw, Release, bound, centred_clipped, check_clients, planned, width_for
+
+KEY = bytes(range(32))
+PROMISE = DP(1.0, 1e-3, clip=0.5)
+
+
+def release(dp: DP = PROMISE, key: bytes = KEY) -> Release:
+    return Release(dp, planned(dp, 100, "a"), Noise(key))
+
+
+def features(seed: int = 0, rows: int = 60, width: int = 12) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randint(-127, 128, (rows, width), generator=draw).float(), torch.randint(3, (rows,), generator=draw)
+
+
+@pytest.mark.parametrize("sigma", [1, 3])
+def test_small_noise_has_the_probabilities_of_a_discrete_gaussian(sigma: int) -> None:
+    drawn = Draw(Noise(KEY)).gaussian(sigma, 20_000).numpy()
+    inside = np.arange(-2 * sigma, 2 * sigma + 1)
+    far = np.arange(-60 * sigma, 60 * sigma + 1)
+    weights = np.exp(-(inside**2) / (2 * sigma**2))
+    expected = weights / np.exp(-(far**2) / (2 * sigma**2)).sum()
+    found = [int((drawn == k).sum()) for k in inside]
+    rest = len(drawn) - sum(found)
+    assert chisquare([*found, rest], [*(expected * len(drawn)), (1 - expected.sum()) * len(drawn)]).pvalue > 1e-3
+
+
+def test_large_noise_is_as_wide_as_promised_and_nobody_repeats_it_without_the_key() -> None:
+    sigma, count = 2**28, 20_000
+    drawn = Draw(Noise(KEY)).gaussian(sigma, count)
+    share = drawn.double() / sigma
+    assert abs(float(share.mean())) < 4 / math.sqrt(count)
+    assert abs(float(share.std()) - 1) < 4 / math.sqrt(2 * count)
+    assert float((share.abs() > 3).double().mean()) == pytest.approx(0.0027, abs=0.0015)
+    assert len(set((drawn % 16).tolist())) == 16  # to the last bit, not a multiple of anything
+    assert torch.equal(drawn, Draw(Noise(KEY)).gaussian(sigma, count))
+    draw = Draw(Noise(KEY))
+    assert not torch.equal(draw.gaussian(5, 50), draw.gaussian(5, 50))
+    assert not torch.equal(drawn[:9], Draw(Noise(bytes(32))).gaussian(sigma, 9))
+    for wrong in (0, 2**28 + 1):
+        with pytest.raises(ValueError, match="is not from"):
+            draw.gaussian(wrong, 1)
+
+
+@pytest.mark.parametrize("clip", [0.01, 0.1, 0.5, 1.0, 4.0])
+def test_no_row_is_longer_than_the_bound(clip: float) -> None:
+    square = bound(DP(1.0, 1e-3, clip=clip), 12)
+    spikes = torch.cat([127 * torch.eye(12), -127 * torch.eye(12), torch.zeros(1, 12), torch.full((1, 12), 127.0)])
+    for phi in (features()[0], features(1)[0] * 0.1 // 1, spikes):
+        u = centred_clipped(phi, square)
+        assert torch.equal(u, u.round())
+        assert int(u.square().sum(1).max()) <= square
+        assert float(u.abs().max()) <= 127
+
+
+@pytest.mark.parametrize("clip", [0.1, 0.5, 4.0])
+def test_one_sample_more_moves_the_sums_by_no_more_than_the_noise_was_made_for(clip: float) -> None:
+    """Σ Δ²/σ² over all numbers of the release is at most 1/σ², for samples made to move them most."""
+    made = release(DP(1.0, 1e-3, clip=clip))
+    square = bound(made.dp, 12)
+    spikes = torch.cat([127 * torch.eye(12)[:1], torch.tensor([[127.0] * 6 + [-127.0] * 6]), features()[0]])
+    worst = 0.0
+    for row in centred_clipped(spikes, square):
+        one = measure([(row[None], torch.tensor([1]))], 3, 12)
+        assert isinstance(one.gram, Tensor)
+        parts = zip((one.gram, one.classes, one.counts), made.deviations(12), strict=True)
+        worst = max(worst, sum(float((part.double() / sigma).square().sum()) for part, sigma in parts))
+    assert worst <= made.spent.noise**-2
+    assert worst > 0.5 * made.spent.noise**-2 or clip == 0.1  # rounding costs most where little is left
+    assert epsilon_of(made.spent.noise, 1.0, 1, 1e-3) <= 1.0
+
+
+def test_the_noise_in_a_release_is_what_it_says_and_silos_share_it() -> None:
+    x, y = features(width=40)
+    for honest in (1, 4):
+        made = release(DP(1.0, 1e-3, clip=0.5, honest=honest))
+        told = made.sums([(x, y)], 3, 40, torch.device("cpu"))
+        exact = measure([(centred_clipped(x, bound(made.dp, 40)), y)], 3, 40)
+        assert isinstance(told.gram, Tensor)
+        assert isinstance(exact.gram, Tensor)
+        noise = (told.gram - exact.gram).double() / told.gram_noise
+        assert float(noise.std()) == pytest.approx(1, abs=0.1)
+        assert told.noise == made.deviations(40)
+    alone, shared = (release(DP(1.0, 1e-3, clip=0.5, honest=h)).deviations(40) for h in (1, 4))
+    # if all but four silos leave theirs out, four shares are as much as one silo alone adds
+    assert all(4 * share**2 >= one**2 for one, share in zip(alone, shared, strict=True))
+    assert all(4 * share**2 < 1.1 * max(one, 32) ** 2 for one, share in zip(alone, shared, strict=True))
+
+
+def test_noisy_sums_add_up_and_mix_with_nothing_else() -> None:
+    x, y = features()
+    parts = [release(key=bytes([i]) * 32).sums([(x, y)], 3, 12, torch.device("cpu")) for i in range(2)]
+    total = parts[0].plus(parts[1])
+    assert isinstance(total, NoisySums)
+    assert total.parts == 2
+    other = release(DP(2.0, 1e-3, clip=0.5)).sums([(x, y)], 3, 12, torch.device("cpu"))
+    exact = measure([(x, y)], 3, 12)
+    for wrong in (other, exact):
+        with pytest.raises(UserError, match="different noise"):
+            parts[0].plus(wrong)
+    with pytest.raises(UserError, match="cannot be combined"):
+        exact.plus(parts[0])
+
+
+def test_the_penalty_follows_from_the_noise_alone() -> None:
+    made = release()
+    totals = [made.sums([features(seed)], 3, 12, torch.device("cpu")) for seed in (0, 1)]
+    rules = [m.rule * m.n for m in map(heads.moments, totals)]
+    assert rules[0] == pytest.approx(rules[1])
+    assert rules[0] == pytest.approx(made.deviations(12)[0] * math.sqrt(12))
+    head = heads.ridge(heads.moments(totals[0]))
+    assert head.penalty * heads.moments(totals[0]).n == pytest.approx(rules[0])
+    rows = heads.moments(totals[0]).rows(head)[:, :-1]
+    assert torch.allclose(rows.sum(1), torch.zeros(3, dtype=torch.float64), atol=1e-12)  # as features were centred
+
+
+def test_more_samples_and_a_larger_epsilon_leave_room_for_more_features() -> None:
+    widths = [width_for(DP(e, 1e-5), n) for e, n in ((1.0, 5_000), (1.0, 50_000), (3.0, 50_000), (8.0, 50_000))]
+    assert widths == sorted(set(widths))
+    assert width_for(DP(1.0, 1e-5), 1) == 16
+    resolved = Recipe(FedGram(dictionary="seed", samples=50_000), dp="epsilon=3").method
+    assert isinstance(resolved, FedGram)
+    assert resolved.width == widths[2]
+
+
+SEEDED: dict[str, Any] = {"dictionary": "seed", "width": 8}
+
+
+@pytest.mark.parametrize(
+    ("method", "dp", "reason"),
+    [
+        (FedGram(width=8), "epsilon=1", "dictionary first would show more: give dictionary seed"),
+        (FedGram(**SEEDED, head="lda"), "epsilon=1", "head lda would show more"),
+        (FedGram(**SEEDED, personal=True), "epsilon=1", "personal would show more"),
+        (FedGram(dictionary="seed", bits=16, samples=99), "epsilon=1", "bits 16 would show more"),
+        (FedGram(dictionary="seed"), "epsilon=1", "dp needs samples"),
+        (FedAvg(), "epsilon=1,honest=2", "shares the noise of sums, fedavg has none"),
+        (FedGram(**SEEDED), "epsilon=1,honest=0", "honest"),
+        (FedGram(**SEEDED), "epsilon=1,honest=1.5", "is not a number"),
+        (with_lap(FedSeq()), "epsilon=1", "tells more about its samples"),
+    ],
+)
+def test_what_would_show_more_than_one_noisy_sum_is_refused(method: Any, dp: str, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        Recipe(method, dp=dp)
+
+
+def test_noise_is_not_shared_by_more_silos_than_there_are() -> None:
+    check_clients(DP(1.0, honest=3), "abc")
+    with pytest.raises(UserError, match="honest=4 needs so many silos, and there are 3"):
+        check_clients(DP(1.0, honest=4), "abc")
+
+
+def test_too_little_room_for_the_noise_is_refused() -> None:
+    with pytest.raises(UserError, match="needs too much noise"):
+        release(DP(0.01, 1e-3, clip=4.0)).deviations(50_000)

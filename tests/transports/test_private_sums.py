@@ -1,0 +1,127 @@
+"""Private sums between silos: attacks on the noise by those who know the seed, and by silos that work together."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ekiden.base.errors import UserError
+from ekiden.base.sums import NoisySums, measure
+from ekiden.engine import wire
+from ekiden.engine.method import INITIAL
+from ekiden.engine.worker import SeededNoise
+from ekiden.methods import FedGram
+from ekiden.methods.exact.fedgram import Handoff
+from ekiden.training.private import Noise
+from ekiden.training.private_sums import Draw, Release, bound, centred_clipped
+from ekiden.transports.flower.silo.budget import FILE
+from ekiden.transports.flower.silo.silo import Silo
+from ekiden.transports.flower.trust.parcel import Answer, Ask, pack, unpack
+from tests.transports.fakes import NAMES, FakeNodes, silo_file, with_keys
+from tests.transports.test_crafted_features import Tampering
+from tests.transports.test_remote import far
+from tests.transports.test_silo import TERMS, said, terms
+
+METHOD = FedGram(dictionary="seed", width=20)
+PROMISE = "epsilon=2,delta=1e-4,clip=1"
+
+
+def noise_of(told: NoisySums, exact: Any) -> Tensor:
+    """Return (D(D + 1)/2,) what was added to the products, in standard deviations of one silo's noise."""
+    assert isinstance(told.gram, Tensor)
+    noise: Tensor = (told.gram - exact.gram).double() / told.gram_noise
+    return noise
+
+
+def test_two_of_three_silos_that_know_the_seed_do_not_see_behind_the_noise_of_the_third(tmp_path: Path) -> None:
+    files, public = with_keys(tmp_path, NAMES)
+    files = [replace(file, limits=replace(file.limits, honest=1)) for file in files]
+    given: dict[str, NoisySums] = {}
+    truth: dict[str, Any] = {}
+    seeds: dict[str, Noise] = {}
+    totals: list[NoisySums] = []
+    sums, solved, key = Release.sums, FedGram.solved, SeededNoise.key
+
+    def noting(name: str) -> Any:
+        def patched(patch: pytest.MonkeyPatch) -> None:
+            def noted(self: Release, blocks: Any, classes: int, width: int, device: torch.device) -> NoisySums:
+                held = list(blocks)
+                square = bound(self.dp, width)
+                truth[name] = measure([(centred_clipped(x, square), y) for x, y in held], classes, width)
+                given[name] = sums(self, held, classes, width, device)
+                return given[name]
+
+            def ended(method: FedGram, network: Any, handoff: Handoff, task: Any) -> Any:
+                assert isinstance(handoff.sums, NoisySums)
+                totals.append(handoff.sums)
+                return solved(method, network, handoff, task)
+
+            patch.setattr(Release, "sums", noted)
+            patch.setattr(FedGram, "solved", ended)
+
+        return patched
+
+    nodes = Tampering(files, {name: noting(name) for name in NAMES})
+    far(METHOD, nodes, tmp_path / "run", public, dp=PROMISE)
+    assert totals[0].parts == 3
+    victim = totals[0]
+    for name in (NAMES[0], NAMES[2]):  # the first and the last take their own parts away
+        own = given[name].gram
+        assert isinstance(victim.gram, Tensor)
+        assert isinstance(own, Tensor)
+        victim = replace(victim, gram=victim.gram - own)
+    left = noise_of(victim, truth[NAMES[1]])
+    assert float(left.std()) == pytest.approx(1, abs=0.25)
+    assert torch.equal(left, noise_of(given[NAMES[1]], truth[NAMES[1]]))  # the masks are gone, the noise is not
+    for call in range(3):  # what a simulation would draw from the seed of the run
+        seeds[str(call)] = Noise(key(SeededNoise(call), 0, None))  # type: ignore[arg-type]
+        guess = Draw(seeds[str(call)]).gaussian(victim.gram_noise, len(left)).double() / victim.gram_noise
+        assert float((left - guess).std()) > 1.1
+    for file in files:
+        assert len((file.folder / FILE).read_text().splitlines()) == 1
+
+
+def add(agreed: Any, before: Handoff | None = None) -> bytes:
+    arguments = wire.encode((INITIAL, None, before))
+    ask = Ask("task", agreed.text(), task="add", length=len(arguments), eager=True)
+    return pack(ask, (arguments, b""))
+
+
+def handed(file: Any, data: bytes) -> Handoff:
+    answer, body = unpack(Silo(file).answer(data), Answer)
+    assert not answer.error
+    found = wire.decode(bytes(body), Handoff)
+    assert isinstance(found, Handoff)
+    return found
+
+
+def test_a_silo_gives_noisy_sums_once_and_the_same_again(tmp_path: Path) -> None:
+    file = silo_file(tmp_path, "client-0", '[limits]\nmethods = ["fedgram"]\n')
+    agreed = terms(METHOD)
+    agreed = replace(agreed, recipe=replace(agreed.recipe, dp=PROMISE))
+    first = handed(file, add(agreed))
+    again = handed(file, add(agreed))
+    assert isinstance(first.sums, NoisySums)
+    assert isinstance(again.sums, NoisySums)
+    assert isinstance(first.sums.gram, Tensor)
+    assert isinstance(again.sums.gram, Tensor)
+    assert torch.equal(first.sums.gram, again.sums.gram)
+    assert "as often as epsilon 2 allows" in said(file, add(agreed, first))  # with other noise, both together
+    assert len((file.folder / FILE).read_text().splitlines()) == 1
+
+
+def test_noise_is_shared_only_where_a_silo_allows_it_and_under_masks(tmp_path: Path) -> None:
+    files, public = with_keys(tmp_path, NAMES)
+    shared = PROMISE + ",honest=2"
+    with pytest.raises(UserError, match="shares noise among 2 silos, client-0 allows 1"):
+        far(METHOD, FakeNodes(files), tmp_path / "refused", public, dp=shared)
+    trusting = [replace(file, limits=replace(file.limits, honest=2)) for file in files]
+    assert far(METHOD, FakeNodes(trusting), tmp_path / "run", public, dp=shared).weights is not None
+    agreed = replace(TERMS, clients=NAMES, recipe=replace(TERMS.recipe, method=METHOD, dp=shared))
+    with pytest.raises(UserError, match="honest needs masks"):
+        agreed.check_masks()
+    alone = silo_file(tmp_path / "alone", "client-0", '[limits]\nmethods = ["fedgram"]\nhonest = 2\n')
+    assert "honest needs masks" in said(alone, add(agreed))
