@@ -20,8 +20,7 @@ from ekiden.base.checks import Count, CountOrZero, admitted, hints_of
 from ekiden.base.errors import DivergenceWarning, UserError, unknown
 from ekiden.base.settings import Hardware, Training
 from ekiden.data.holdings import Source
-from ekiden.data.origin import coming_from
-from ekiden.data.samples import ClientData, Dataset, FederatedData
+from ekiden.data.samples import ClientData, Dataset, FederatedData, coming_from
 from ekiden.data.sources import federate
 from ekiden.data.tasks import Metric, own_metric
 from ekiden.engine.drive import Row

@@ -17,8 +17,7 @@ from ekiden.base.errors import UserError, counted, unknown
 from ekiden.base.files import is_held, path_of
 from ekiden.base.outside import require_extra
 from ekiden.data import NAMED, Dataset, Description, Iid, description, frames, load, split
-from ekiden.data.origin import coming_from
-from ekiden.data.samples import FederatedData
+from ekiden.data.samples import FederatedData, coming_from
 from ekiden.data.tasks import Metric
 from ekiden.engine.drive import Row
 from ekiden.engine.folder import read_config, read_lines

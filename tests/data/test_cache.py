@@ -9,8 +9,9 @@ import pandas
 import pytest
 import torch
 
+from ekiden.base import files
 from ekiden.base.errors import UserError
-from ekiden.data import Dataset, load, mapped
+from ekiden.data import Dataset, load
 from ekiden.data.kinds import images
 from tests.data.conftest import noise, png, write, write_folder, write_images
 
@@ -170,13 +171,13 @@ def test_a_large_set_stays_on_the_disk(tmp_path: Path, folder: Path, monkeypatch
 
     write_folder(tmp_path / "pets", {"cat": 20, "dog": 20})
     small = load(str(tmp_path / "pets"))
-    assert mapped.place(small.train.x) is None
+    assert files.place(small.train.x) is None
     for file in folder.iterdir():
         file.unlink()
-    monkeypatch.setattr(mapped, "LARGE", 100)
+    monkeypatch.setattr(files, "LARGE", 100)
     for _ in range(2):  # decoded, then from the cache
         large = load(str(tmp_path / "pets"))
-        at = mapped.place(large.train.x)
+        at = files.place(large.train.x)
         assert at is not None
         assert at.path.parent == folder
         assert same(small, large)
@@ -193,7 +194,8 @@ MEMORY = """
 import resource, sys
 from pathlib import Path
 import numpy as np, torch
-from ekiden.data import cache, mapped
+from ekiden.base import files
+from ekiden.data import cache
 from ekiden.data.undecoded import Raw
 from ekiden.data.samples import Dataset, Samples
 import ekiden

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ekiden.base.errors import UserError
-from ekiden.data import cohort, federate
+from ekiden.data import federate, study
 from ekiden.data.moments import ColumnSums
 
 COLUMNS: dict[str, list[Any]] = {
@@ -60,21 +60,21 @@ def test_it_has_the_means_and_shares_of_all_rows(silos: list[str], command: Call
 
 def test_sums_of_silos_make_the_same_table(silos: list[str]) -> None:
     fed = federate(silos, val_fraction=0.0, label_column="died", min_count=1, tests=silos)
-    told = [ColumnSums.from_json(one.to_json(), "a file") for one in cohort.told(fed)]
-    assert cohort.table_one(told) == cohort.table_one(cohort.told(fed))
+    told = [ColumnSums.from_json(one.to_json(), "a file") for one in study.cohort_sums(fed)]
+    assert study.table_one(told) == study.table_one(study.cohort_sums(fed))
     with pytest.raises(UserError, match="different columns"):
-        cohort.table_one([told[0], replace(told[1], categories={})])
+        study.table_one([told[0], replace(told[1], categories={})])
     pair = (np.random.default_rng(0).random((12, 3)).astype(np.float32), np.arange(12) % 2)
     arrays = federate([pair], tests=[pair])
     with pytest.raises(UserError, match="table one is for tables, these samples are"):
-        cohort.told(arrays)
+        study.cohort_sums(arrays)
 
 
 def test_the_coordinator_shows_it_from_files_of_sums(
     silos: list[str], tmp_path: Path, command: Callable[..., tuple[int, str]]
 ) -> None:
     fed = federate(silos, val_fraction=0.0, label_column="died", min_count=1, tests=silos)
-    for one in cohort.told(fed):
+    for one in study.cohort_sums(fed):
         (tmp_path / f"{one.silo}.json").write_text(one.to_json())
     files = [str(tmp_path / f"{client.name}.json") for client in fed.clients]
     code, said = command("federation", "agree", *files, "--out", str(tmp_path / "agreed.json"), "--table-one")

@@ -136,9 +136,9 @@ def spoiled(value: float) -> tuple[Tensor, Tensor]:
     [
         (lambda: from_tensors(spoiled(float("nan"))), "train has NaN or infinity in row 3"),
         (lambda: from_tensors(features(), spoiled(float("inf"))), "test has NaN or infinity in row 3"),
-        (lambda: from_tensors((torch.empty(0, 3), torch.empty(0).long())), r"x of shape \(0, 3\): it must be \(n,"),
-        (lambda: from_tensors([]), r"train has x of shape \(0,\)"),
-        (lambda: from_tensors((torch.zeros(3), torch.zeros(3).long())), r"x of shape \(3,\)"),
+        (lambda: from_tensors((torch.empty(0, 3), torch.empty(0).long())), r"shape \(0, 3\): samples need \(n,"),
+        (lambda: from_tensors([]), r"train has shape \(0,\)"),
+        (lambda: from_tensors((torch.zeros(3), torch.zeros(3).long())), r"train has shape \(3,\)"),
         (lambda: from_tensors((torch.zeros(3, 2).long(), torch.zeros(3).long())), "int64 x .* uint8 images"),
         (lambda: from_tensors((torch.zeros(3, 2), torch.zeros(3))), "float32 y .* must hold 3 integers"),
         (lambda: from_tensors((torch.zeros(3, 2), torch.zeros(4).long())), r"3 samples and 4 labels: it must hold 3"),

@@ -13,9 +13,9 @@ from ekiden import GLM, FederatedData, UserError, federate, run
 from ekiden.data import load
 from ekiden.data.tasks import Survival
 from ekiden.data.tasks.base import Scores
-from ekiden.data.tasks.counting import Care, counting_of
-from ekiden.data.tasks.figures import Wanted, figures
 from ekiden.data.tasks.measures import pairs
+from ekiden.engine.counting import Care, counting_of
+from ekiden.engine.figures import Wanted, figures
 from ekiden.results.result import Result
 from tests.methods.survival_reference import CUT, cohort
 

@@ -28,8 +28,8 @@ from ekiden.cli.app import call
 from ekiden.data.augment import Augment
 from ekiden.data.kinds import Images
 from ekiden.data.kinds import terms as inputs_text
-from ekiden.data.tasks.counting import FIXED, binned, counting_of, edges
 from ekiden.engine import wire
+from ekiden.engine.counting import FIXED, binned, counting_of, edges
 from ekiden.engine.drive import Outline, outline
 from ekiden.engine.method import INITIAL, Method, payload_types
 from ekiden.engine.wire import SERVER, Encoded, Ref

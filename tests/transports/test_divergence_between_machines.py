@@ -11,7 +11,7 @@ import torch
 from ekiden import Training
 from ekiden.base.errors import UserError
 from ekiden.data.tasks import Classification, Regression, Scores, Task
-from ekiden.data.tasks.counting import Care, counting_of
+from ekiden.engine.counting import Care, counting_of
 from ekiden.engine.method import Method
 from ekiden.methods import FedAvg, FedSeq, Local
 from ekiden.transports.flower.coordinator import session

@@ -10,7 +10,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.modular import Masked
 from ekiden.data.tasks import Classification, LanguageModelling, MultiLabel, Regression, Scores, Segmentation, Task
 from ekiden.data.tasks.base import IGNORED
-from ekiden.data.tasks.counting import FIXED, Care, counting_of
+from ekiden.engine.counting import FIXED, Care, counting_of
 from ekiden.transports.flower.trust import report as measured
 from ekiden.transports.flower.trust.report import Reported, SiloReport, fits, total_of
 

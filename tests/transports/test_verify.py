@@ -19,8 +19,8 @@ from ekiden.base.files import metadata_of, safetensors_chunks, with_digest, writ
 from ekiden.base.settings import Hardware
 from ekiden.cli.app import call
 from ekiden.data.tasks import Classification
-from ekiden.data.tasks.counting import counting_of
 from ekiden.engine import wire
+from ekiden.engine.counting import counting_of
 from ekiden.engine.folder import Marks, read_lines
 from ekiden.engine.method import INITIAL, Method, Model
 from ekiden.engine.networks import as_module

@@ -162,6 +162,13 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def listed(names: Iterable[object], most: int = 5, sign: str = ", ") -> str:
+    """Return the first names, and how many more there are."""
+    shown = list(map(str, names))
+    more = len(shown) - most
+    return sign.join(shown[:most]) + (f"{sign}and {more:,} more" if more > 0 else "")
+
+
 def row_text(row: int) -> str:
     """Return how messages name a row of a file, a frame or an array."""
     return f"row {row} (counted from 0, without the header)"

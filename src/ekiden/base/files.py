@@ -12,6 +12,8 @@ import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import torch
@@ -264,3 +266,61 @@ def lock_file(path: Path) -> Path:
     """Return this user's lock file for `path`, in the folder for temporary files."""
     digest = hashlib.blake2b(f"{Path.home()}\n{path.resolve()}".encode(), digest_size=12).hexdigest()
     return Path(tempfile.gettempdir()) / f"ekiden-{digest}.lock"
+
+
+LARGE = 1 << 28
+"""images of at least this number of bytes stay on the disk"""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the bytes of a tensor are.
+
+    Attributes:
+        path: path of the file.
+        offset: position of the first byte.
+        shape: shape of the tensor.
+    """
+
+    path: Path
+    offset: int
+    shape: tuple[int, ...]
+
+    def open(self) -> Tensor:
+        """Map the bytes as uint8. Writing into the tensor writes into the file.
+
+        The system would refuse a private mapping that is larger than memory.
+        """
+        size = self.offset + prod(self.shape)
+        whole = torch.from_file(str(self.path), shared=True, size=size, dtype=torch.uint8)
+        tensor = whole[self.offset :].view(self.shape)
+        tensor.__dict__["_ekiden_place"] = self
+        return tensor
+
+
+def place(tensor: Tensor) -> Place | None:
+    """Return where a tensor from `Place.open` is; None for other tensors and for views of it."""
+    found = vars(tensor).get("_ekiden_place")
+    return found if isinstance(found, Place) else None
+
+
+def cache_folder() -> Path:
+    """Return `$EKIDEN_CACHE`, or else `~/.cache/ekiden`."""
+    return Path(os.environ.get("EKIDEN_CACHE") or "~/.cache/ekiden").expanduser()
+
+
+def room(shape: tuple[int, ...]) -> Tensor:
+    """Make a uint8 tensor for images: in memory or, if it is large, in a file that vanishes after its last use."""
+    size = prod(shape)
+    if size < LARGE:
+        return torch.empty(shape, dtype=torch.uint8)
+    try:
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=cache_folder(), prefix=".decoding-") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+            return Place(Path(file.name), 0, shape).open()
+    except OSError as error:
+        raise UserError(
+            f"images of {size / 1e9:.1f} GB cannot be decoded into {cache_folder()} ({error.strerror}): free space "
+            "there, or set EKIDEN_CACHE to another folder"
+        ) from None

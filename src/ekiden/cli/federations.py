@@ -12,7 +12,7 @@ from tyro.conf import Positional
 from ekiden.base.errors import UserError
 from ekiden.base.files import write
 from ekiden.cli.console import console, print_json, say
-from ekiden.data import cohort
+from ekiden.data import study
 from ekiden.data.moments import ColumnSums, agree_on
 from ekiden.data.schema import read as read_schema
 from ekiden.transports.flower import commands
@@ -206,7 +206,7 @@ def agree(options: AgreeOptions) -> None:
     made = agree_on(options.sums, options.spelling, expected, read_schema(options.schema) if options.schema else None)
     if options.table_one:
         told = [ColumnSums.from_json(file.read_text(encoding="utf-8"), str(file)) for file in options.sums]
-        console.print(cohort.drawn(cohort.table_one(told)))
+        console.print(study.cohort_drawn(study.table_one(told)))
     write(options.out, [json.dumps(made.to_json(), indent=1).encode()])
     say(
         f"wrote {options.out}: {made}; "

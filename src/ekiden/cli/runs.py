@@ -23,12 +23,12 @@ from ekiden.base.files import disk_error, is_held
 from ekiden.cli.console import console, no_run, only_json, print_json, say
 from ekiden.cli.flags import Boxes, parse, parse_some
 from ekiden.commands import follow
-from ekiden.data import Reading, cohort, study
+from ekiden.data import Reading, study
 from ekiden.data.holdings import located_silo
 from ekiden.data.kinds import Inputs
 from ekiden.data.tasks import Metric, Task, recorded
 from ekiden.data.tasks.base import measured
-from ekiden.data.tasks.figures import Figures, Wanted
+from ekiden.engine.figures import Figures, Wanted
 from ekiden.engine.folder import read_config
 from ekiden.engine.method import Method
 from ekiden.engine.networks import read_model
@@ -317,8 +317,10 @@ def data(options: DataOptions) -> None:
         _check(options)
     federation = plan.federation()
     if options.table_one:
-        lines = cohort.table_one(cohort.told(federation))
-        return print_json([line.to_json() for line in lines]) if options.json else console.print(cohort.drawn(lines))
+        lines = study.table_one(study.cohort_sums(federation))
+        if options.json:
+            return print_json([line.to_json() for line in lines])
+        return console.print(study.cohort_drawn(lines))
     told = datasets.description(federation)
     if options.json:
         return print_json(told.to_json())

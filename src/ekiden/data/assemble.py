@@ -1,7 +1,7 @@
 """Make a data set of what sources hold: the last step for files, frames, and data that are already in Python."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -17,10 +17,9 @@ from ekiden.data.holdings import Holding, Source, hold, silo_name
 from ekiden.data.kinds import Inputs, Tokens, of_tensor
 from ekiden.data.moments import check_values, some
 from ekiden.data.samples import Dataset, Samples
-from ekiden.data.schema import Schema
 from ekiden.data.spelling import check_classes, spelled
 from ekiden.data.targets import refuse_constant, targets
-from ekiden.data.tasks import Classification, LanguageModelling, Regression, ScaledTask, Task, scaled
+from ekiden.data.tasks import Classification, LanguageModelling, ScaledTask, Task, scaled
 from ekiden.data.tasks.base import IGNORED
 from ekiden.data.undecoded import Encoding, Raw, composed, owners, subjects, times
 
@@ -66,133 +65,127 @@ def from_tensors(
     holding = hold(train, Reading(), what="train")
     if test is not None:
         holding = replace(holding, test=hold(test, Reading(), what="test").train)
-    made = assemble([holding], Reading(), name=name, task=task, classes=classes)
+    made = assemble([holding], AskedData(name, task=task, classes=classes))
     return replace(made, mean=tuple(mean), std=tuple(std), augment=augment or Augment())
 
 
-def assemble(
-    holdings: Sequence[Holding],
-    reading: Reading,
-    *,
-    name: str,
-    size: int | None = None,
-    task: Task | str | None = None,
-    like: Dataset | None = None,
-    inputs: Inputs | None = None,
-    classes: Sequence[str] | None = None,
-    domains: tuple[str, ...] = (),
-    test: Raw | None = None,
-    doubt: bool = True,
-) -> Dataset:
-    """Return one data set of what all sources hold. The samples of a source with a name (a silo) are a group.
+@dataclass(frozen=True)
+class AskedData:
+    """Which data set the user asks for.
 
-    If a source has no test part, 20 % of it is held out, evenly from all (domain, group, label).
-
-    Args:
-        holdings: the sources.
-        reading: how they were read.
-        name: name of the data set.
+    Attributes:
+        name: its name.
+        reading: how sources are read.
         size: side of images in pixels.
         task: the task or its name; None or "" infers it from the labels.
         like: a data set whose classes, scaling and task are used, to measure a model on other data.
         inputs: what samples become, if the silos have agreed on that.
         classes: names of the outputs in their order, if the user gave some.
         domains: names of the domains in their order, if the sources do not name them.
-        test: a test part of all sources, which then have none of their own.
         doubt: warn of what may be wrong with the data.
     """
-    if reading.schema and like is None:
-        task, classes = _of_schema(schemas.read(reading.schema), task, classes)
-    parts = [holding.parts for holding in holdings]
-    raws = [part for each in parts for part in each] + ([] if test is None else [test])
+
+    name: str
+    reading: Reading = field(default_factory=Reading)
+    size: int | None = None
+    task: Task | str | None = None
+    like: Dataset | None = None
+    inputs: Inputs | None = None
+    classes: Sequence[str] | None = None
+    domains: tuple[str, ...] = ()
+    doubt: bool = True
+
+    def __post_init__(self) -> None:
+        """Take from `like`, or from the schema, what is not asked for."""
+        if self.like is not None:
+            object.__setattr__(self, "inputs", self.like.inputs)
+        elif self.reading.schema:
+            schema = schemas.read(self.reading.schema)
+            named = self.task.kind if isinstance(self.task, Task) else self.task
+            if named and schema.task and named != schema.task:
+                raise UserError(f"the schema's label is for {schema.task}, not for {named}: leave out the task")
+            if self.classes and schema.classes and tuple(self.classes) != schema.classes:
+                raise UserError(
+                    f"the schema has the classes {', '.join(schema.classes)}: leave out the list of classes"
+                )
+            object.__setattr__(self, "task", self.task or schema.task)
+            object.__setattr__(self, "classes", self.classes or schema.classes)
+        if self.classes is not None:
+            object.__setattr__(self, "classes", composed(self.classes))
+
+
+def assemble(holdings: Sequence[Holding], asked: AskedData, test: Raw | None = None) -> Dataset:
+    """Return one data set of what all sources hold. The samples of a source with a name (a silo) are a group.
+
+    If a source has no test part, 20 % of it is held out, evenly from all (domain, group, label).
+
+    Args:
+        holdings: the sources.
+        asked: what is asked for.
+        test: a test part of all sources, which then have none of their own.
+    """
+    like, reading = asked.like, asked.reading
+    raws = [part for holding in holdings for part in holding.parts] + ([] if test is None else [test])
+    owned = [holding.name for holding in holdings for _ in holding.parts] + [""] * (test is not None)
     _alike(raws)
     silos = tuple(holding.name for holding in holdings if holding.name)
     if silos and reading.group_column:
         raise UserError("several silos and --group-column both say which client holds what: give one of them")
-    classes = None if classes is None else composed(classes)
-    owned = [holding.name for holding, each in zip(holdings, parts, strict=True) for _ in each]
-    owned += [""] * (test is not None)
-    known = inputs if like is None else like.inputs
-    named_ = like.classes if like is not None else classes or ()
     if like is None or reading.spelling == "merge":
-        raws = spelled(raws, owned, reading.spelling, named_, known)
-    y, outputs, chosen = targets(raws, task, like, classes)
-    if isinstance(chosen, Classification) and like is None and not classes:
+        named = like.classes if like is not None else asked.classes or ()
+        raws = spelled(raws, owned, reading.spelling, named, asked.inputs)
+    y, outputs, task = targets(raws, asked.task, like, asked.classes)
+    if isinstance(task, Classification) and like is None and not asked.classes:
         check_classes(raws, owned, reading.spelling)
-    domain, domains = owners("domain", raws, domains)
-    group, groups = _silos(silos, parts, raws) if silos else owners("group", raws)
-    found = zip(raws, y, domain, group, subjects(raws), times(raws), strict=True)
+    domain, domains = owners("domain", raws, asked.domains)
+    group, groups = owners("group", raws) if not silos else (None, silos)
+    if group is None:  # no silo has the test part of all
+        group = [torch.full((len(raw),), silos.index(k)) if k else None for raw, k in zip(raws, owned, strict=True)]
     pieces = [
         (raw, Samples(labels, labels, place, owner, subject=who, time=when))
-        for raw, labels, place, owner, who, when in found
+        for raw, labels, place, owner, who, when in zip(
+            raws, y, domain, group, subjects(raws), times(raws), strict=True
+        )
     ]
-    sides = (pieces[:-1], pieces[-1:]) if test is not None else _sides(parts, pieces, chosen)
-    x, kind = raws[0].kind.assembled(
-        [[raw for raw, _ in side] for side in sides],
-        Encoding(reading, size, known if isinstance(known, raws[0].kind) else None, () if like is None else like.shape),
-    )
-    train, held = (_together(tensor, side, outputs) for tensor, side in zip(x, sides, strict=True))
-    if isinstance(chosen, LanguageModelling) and not raws[0].given:
-        tokens = cast(Tokens, kind)
-        chosen = replace(chosen, vocabulary=tokens.vocabulary)
-        train, held = (replace(s, y=s.x.masked_fill(s.x == tokens.pad, IGNORED)) for s in (train, held))
+    sides = _sides(holdings, pieces, task) if test is None else (pieces[:-1], pieces[-1:])
     groups = groups if silos else _unlike(groups) if reading.group_column else ()
-    made = Dataset(name, train, held, outputs, domains, task=chosen, inputs=kind or of_tensor(train.x), groups=groups)
+    train, held, inputs, task = _encoded(sides, asked, outputs, task)
+    made = Dataset(asked.name, train, held, outputs, domains, task=task, inputs=inputs, groups=groups)
     if like is not None:
         return replace(made, mean=like.mean, std=like.std)
-    if doubt:
-        given = test is not None or any(len(each) > 1 for each in parts)
-        _doubt(made, raws, reading, tables=known is None, test_given=given)
-    if isinstance(chosen, ScaledTask):  # until the clients agree; partitions divide by it
-        refuse_constant(chosen.measured(train.y), outputs)
-        made = replace(made, task=scaled(chosen, train.y))
-    open_ = (made.inputs.agreed and known is None) or isinstance(chosen, ScaledTask)
+    if asked.doubt:
+        _doubt(made, raws, asked, given=test is not None or any(holding.test is not None for holding in holdings))
+    if isinstance(task, ScaledTask):  # until the clients agree; partitions divide by it
+        refuse_constant(task.measured(train.y), outputs)
+        made = replace(made, task=scaled(task, train.y))
+    open_ = (made.inputs.agreed and asked.inputs is None) or isinstance(task, ScaledTask)
     return replace(made, least=reading.min_count if open_ and not raws[0].given else 0)
 
 
-def _of_schema(
-    schema: Schema, task: Task | str | None, classes: Sequence[str] | None
-) -> tuple[Task | str | None, Sequence[str] | None]:
-    """Return task and classes as the schema says."""
-    named = task.kind if isinstance(task, Task) else task
-    if named and schema.task and named != schema.task:
-        raise UserError(f"the schema's label is for {schema.task}, not for {named}: leave out the task")
-    if classes and schema.classes and tuple(classes) != schema.classes:
-        raise UserError(f"the schema has the classes {', '.join(schema.classes)}: leave out the list of classes")
-    return task or schema.task, classes or schema.classes
+def _encoded(
+    sides: Sequence[Sequence[_Piece]], asked: AskedData, outputs: tuple[str, ...], task: Task
+) -> tuple[Samples, Samples, Inputs, Task]:
+    """Return the samples for training and for the test, what they are, and their task."""
+    first, shape = sides[0][0][0], () if asked.like is None else asked.like.shape
+    known = asked.inputs if isinstance(asked.inputs, first.kind) else None
+    wanted = Encoding(asked.reading, asked.size, known, shape)
+    x, kind = first.kind.assembled([[raw for raw, _ in side] for side in sides], wanted)
+    train, test = (_together(tensor, side, outputs) for tensor, side in zip(x, sides, strict=True))
+    if isinstance(task, LanguageModelling) and not first.given:
+        tokens = cast(Tokens, kind)
+        task = replace(task, vocabulary=tokens.vocabulary)
+        train, test = (replace(s, y=s.x.masked_fill(s.x == tokens.pad, IGNORED)) for s in (train, test))
+    return train, test, kind or of_tensor(train.x), task
 
 
-def _doubt(made: Dataset, raws: Sequence[Raw], reading: Reading, *, tables: bool, test_given: bool) -> None:
+def _doubt(made: Dataset, raws: Sequence[Raw], asked: AskedData, *, given: bool) -> None:
     """Say what may be wrong with the data."""
-    if raws[0].kind.agreed and tables and not reading.feature_columns:
-        doubts.ids_among_features(raws)
-    doubts.copied_labels(made, raws[0].targets)
-    if isinstance(made.task, Regression) and raws[0].kind.agreed and len(raws[0].targets) == 1:
-        doubts.times_without_events(made, raws[0].targets[0])
-    doubts.names_of_missing(made, raws)
-    doubts.slices_of_files(raws)
-    if reading.group_column:
-        doubts.small_groups(raws, reading.group_column)
-    if test_given:
-        doubts.shared_subjects(made.train, made.test)
-        doubts.early_tests(made.train, made.test)
+    doubts.look(doubts.SeenData(made, raws, asked.reading, unscaled=asked.inputs is None, given=given))
+    if given:
         check_values({"the training part": made.train.x, "the test part": made.test.x}, made.inputs)
-    doubts.rows_in_both(made.train, made.test, made.inputs, given=test_given)
-    if isinstance(made.task, Classification):
-        doubts.classes_in_test_only(made.train, made.test, made.classes)
-    if made.groups and made.train.x[0].numel() >= doubts.FEATURES:
-        doubts.rows_of_several(doubts.by_group(made))
     if (group := made.train.group) is not None and not made.inputs.agreed:  # what silos report of tables comes later
         rows = {name: (group == k).nonzero()[:, 0] for k, name in enumerate(made.groups)}
         check_values({name: made.train.x[some(here)] for name, here in rows.items() if len(here)}, made.inputs)
-
-
-def _silos(
-    names: tuple[str, ...], held: Sequence[Sequence[Raw]], raws: Sequence[Raw]
-) -> tuple[list[Tensor | None], tuple[str, ...]]:
-    """Return the silo of each sample, None for a test part of all silos; and the silos' names."""
-    group: list[Tensor | None] = [torch.full((len(part),), k) for k, parts in enumerate(held) for part in parts]
-    return [*group, *[None] * (len(raws) - len(group))], names
 
 
 def _unlike(groups: Sequence[str]) -> tuple[str, ...]:
@@ -201,10 +194,12 @@ def _unlike(groups: Sequence[str]) -> tuple[str, ...]:
     return names if len(set(names)) == len(names) else tuple(f"{name}-{k}" for k, name in enumerate(names))
 
 
-def _sides(held: Sequence[Sequence[Raw]], pieces: Sequence[_Piece], task: Task) -> tuple[list[_Piece], list[_Piece]]:
+def _sides(
+    holdings: Sequence[Holding], pieces: Sequence[_Piece], task: Task
+) -> tuple[Sequence[_Piece], Sequence[_Piece]]:
     """Return the parts for training and for the test: as the sources say, or held out."""
     given = iter(pieces)
-    sources = [[next(given) for _ in parts] for parts in held]
+    sources = [[next(given) for _ in holding.parts] for holding in holdings]
     divided = iter(_held_out([parts[0] for parts in sources if len(parts) == 1], task))
     pairs = [parts if len(parts) == 2 else next(divided) for parts in sources]
     train, test = [part for part, _ in pairs], [part for _, part in pairs if len(part[1])]

@@ -18,9 +18,7 @@ from torch import Tensor
 
 from ekiden.base import files
 from ekiden.base.errors import DataWarning, UserError
-from ekiden.data import mapped
 from ekiden.data.kinds import from_json, to_json
-from ekiden.data.mapped import Place
 from ekiden.data.samples import Dataset, Samples
 from ekiden.data.tasks import recorded, task_of
 
@@ -52,7 +50,7 @@ def cached(name: str, content: str, build: Callable[[], Dataset]) -> Dataset:
         content: key of the data set's sources.
         build: makes the data set; only samples and names of classes and domains are stored.
     """
-    path = mapped.folder() / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', name)}-{content}.safetensors"
+    path = files.cache_folder() / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', name)}-{content}.safetensors"
     found = _load(path)
     if found is None:
         with warnings.catch_warnings(record=True) as seen:
@@ -63,7 +61,7 @@ def cached(name: str, content: str, build: Callable[[], Dataset]) -> Dataset:
         with contextlib.suppress(OSError, UserError):
             if dataset.inputs.kept:
                 _store(path, dataset, said)
-                if max(part.x.nbytes for part in (dataset.train, dataset.test)) >= mapped.LARGE:
+                if max(part.x.nbytes for part in (dataset.train, dataset.test)) >= files.LARGE:
                     found = _load(path) or found
         for one in seen:
             if not issubclass(one.category, DataWarning):
@@ -110,14 +108,14 @@ def _load(path: Path) -> tuple[Dataset, list[str]] | None:
             for name, about in sorted(described.items()):
                 (begin, end), shape = about["data_offsets"], tuple(about["shape"])
                 dtype = next(dtype for dtype, text in files.DTYPES.items() if text == about["dtype"])
-                large = end - begin >= mapped.LARGE and dtype == torch.uint8
+                large = end - begin >= files.LARGE and dtype == torch.uint8
                 data, at = bytearray(), 8 + length + begin
                 file.seek(at)
                 for piece in _read(file, end - begin):
                     total = zlib.crc32(piece, total)
                     data += b"" if large else piece
                 whole = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
-                tensors[name] = Place(path, at, shape).open() if large else whole.view(shape)
+                tensors[name] = files.Place(path, at, shape).open() if large else whole.view(shape)
         if names["sum"] != total:
             return None
         train, test = (

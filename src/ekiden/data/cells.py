@@ -14,7 +14,7 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.base.errors import UserError, row_text, tell
+from ekiden.base.errors import UserError, listed, row_text, tell
 from ekiden.base.outside import pa, pc
 from ekiden.data.dates import DAY, ISO, LIKE, LOST, Date, date_of, iso, microseconds, stamps_of
 
@@ -48,9 +48,15 @@ _DECORATED = (
     rf"^(([<>≤≥~≈±]=?|{_MONEY})\s*{_ANY}|{_ANY}\s*([%‰-]|{_MONEY})|\({_ANY}\)|[+-]?\d+(,\d{{2,3}})+|\d+(_\d{{3}})+"
     rf"|{_ANY}\s*(±|[x×*]\s*10\s*\^?)\s*{_ANY}|[+-]?[٠-٩۰-۹０-９]+)$"
 )
-_LISTED = r"^(\[.*\]|\{.*\})$"
-_CLOCK = r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?$"
-_DURATION = r"^[+-]?\d+ days?( .*)?$"
+_UNITED = rf"^{_ANY}\s*[A-Za-zµ°/]+$"
+_ALMOST = (
+    (_DECORATED, "numbers with other signs"),
+    (r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?$", "times of day"),
+    (r"^[+-]?\d+ days?( .*)?$", "durations"),
+    (r"^(\[.*\]|\{.*\})$", "lists or objects"),
+    (_UNITED, "numbers with a unit"),
+)
+"""forms of cells that are neither numbers nor names"""
 
 _STANDS_FOR_MISSING = re.compile(r"-[1-9]|-?(7{2,}|8{2,}|9{2,}(\.9+|\.25)?)|-32768|-2147483648")
 _OUTLIER = 20  # times the range of all other values
@@ -157,11 +163,14 @@ class _Text:
         more = int(self.counts[cell]) - 1
         return f"{_short(self.texts[cell])} in {row_text(first)}" + (f" and {more} more" if more else "")
 
+    def first(self, which: NDArray[np.bool_]) -> str:
+        """Return the first of these cells and its row, for messages."""
+        return self.where(int(np.argmax(which)))
+
     def shown(self, which: NDArray[np.bool_]) -> str:
         """Return some of these cells with their rows, for messages."""
         found = sorted(np.flatnonzero(which).tolist(), key=lambda k: int(np.argmax(self.places == k)))
-        rest = len(found) - _SHOWN
-        return ", ".join(map(self.where, found[:_SHOWN])) + (f", and {rest} other texts" if rest > 0 else "")
+        return listed([*map(self.where, found[:_SHOWN]), *found[_SHOWN:]], _SHOWN)
 
     def spread(self, values: NDArray[Any], lost: Any) -> NDArray[Any]:
         """Return (n,) the value of each row's cell, `lost` where it is missing."""
@@ -188,6 +197,9 @@ class Cells:
         self._texts = {
             name: _Text.of(_strings(table[name]), writing.marks(name)) for name in measured if is_text(table[name].type)
         }
+
+    def _line(self, name: str, holds: str, advice: str) -> str:
+        return f"column {name!r} of {self._source} holds {holds}: {advice}"
 
     def features(self, columns: Sequence[str], categorical: Sequence[str], numeric: Sequence[str] = ()) -> Any:
         """Return a `pyarrow.Table` with these columns as float64 (null if missing) or as text.
@@ -237,8 +249,7 @@ class Cells:
         if pa.types.is_dictionary(kind):
             if pa.types.is_nested(kind.value_type) or isinstance(kind.value_type, pa.BaseExtensionType):
                 raise UserError(
-                    f"column {name!r} of {self._source} holds categories of {kind.value_type}: write them as text, or "
-                    f"leave it out with --drop-columns={name!r}"
+                    self._line(name, f"categories of {kind.value_type}", f"write them as text, or {_out(name)}")
                 )
             column = column.cast(kind.value_type)
             kind = kind.value_type
@@ -300,7 +311,7 @@ class Cells:
         if text and text.numbers[self.decimal].all():
             return text.spread(self._parsed(text), 0.0)
         if text:
-            raise UserError(f"{what} holds {text.where(int(np.argmin(text.dated)))}, which is not a time: {TIMES}")
+            raise UserError(f"{what} holds {text.first(~text.dated)}, which is not a time: {TIMES}")
         if not any(test(kind) for test in (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)):
             raise UserError(f"{what} holds {kind}: {TIMES}")
         values = np.array(column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), dtype=np.float64)
@@ -326,10 +337,10 @@ class Cells:
                 continue
             for sign, which in ((".", point & ~comma), (",", comma & ~point)):
                 if which.any():
-                    only.setdefault(sign, (name, text.where(int(np.argmax(which)))))
+                    only.setdefault(sign, (name, text.first(which)))
             signed = text.like("," if self._delimiter != ";" else "[.,]") & point & comma
             if signed.any() and open_ is None:
-                open_ = name, text.where(int(np.argmax(signed)))
+                open_ = name, text.first(signed)
         if len(only) == 2:
             raise UserError(
                 f"{self._source} writes numbers with a point (column {only['.'][0]!r}: {only['.'][1]}) and with a "
@@ -359,11 +370,8 @@ class Cells:
             return _floats(text.spread(truth, np.nan)), ""
         number = text.numbers[self.decimal]
         if text.like(_CODE).any() and text.like(_WHOLE)[number].all() and not strict:
-            example = text.where(int(np.argmax(text.like(_CODE))))
-            tell(
-                f"{what} holds numbers with leading zeros ({example}), so its values are read as categories; if they "
-                "are quantities, write them without zeros"
-            )
+            holds = f"numbers with leading zeros ({text.first(text.like(_CODE))})"
+            tell(self._line(name, holds, "they are read as categories; write quantities without zeros"))
             return self.names(name), ""
         for which, kind in ((number, "numbers"), (text.dated, "dates")):
             self._refuse_odd(name, text, which, kind, strict=strict)
@@ -375,19 +383,15 @@ class Cells:
         if not number.all():
             self._refuse_almost_numbers(name, text)
             if strict:
-                raise UserError(f"{what} holds text ({text.shown(~number)}), but numbers are expected: correct it")
+                raise UserError(self._line(name, _other(text, ~number, "numbers"), "correct it"))
             return self.names(name), ""
         values = text.spread(self._parsed(text), np.nan)
         if not self._delimiter and text.like(_WHOLE).all():
-            tell(
-                f"{what} holds whole numbers stored as text, which are read as numbers: if they are codes, take them "
-                f"as categories with --categorical-columns={name!r}"
-            )
+            holds = "whole numbers stored as text, which are read as numbers"
+            tell(self._line(name, holds, f"if they are codes, {_categories(name)}"))
         if text.like(r"^[1-9]\d*[eE]\d+$").all():
-            tell(
-                f"{what} holds only whole numbers with an exponent ({text.where(0)}): if they are codes, take them as "
-                f"categories with --categorical-columns={name!r}"
-            )
+            holds = f"only whole numbers with an exponent ({text.where(0)})"
+            tell(self._line(name, holds, f"if they are codes, {_categories(name)}"))
         if text.like(_WHOLE).any():
             self._look_for_large(name, values)
         return self._finite(name, values), ""
@@ -407,12 +411,10 @@ class Cells:
             return _floats(days), ISO
         numeric = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean)
         if pa.types.is_temporal(kind):
-            raise UserError(f"{what} holds {kind}: leave it out with --drop-columns={name!r}")
+            raise UserError(self._line(name, kind, _out(name)))
         if not any(test(kind) for test in numeric):
-            raise UserError(
-                f"{what} holds {kind}, neither numbers nor text: leave it out with --drop-columns={name!r}, or name it "
-                "with --image-column or --array-column"
-            )
+            advice = f"{_out(name)}, or name it with --image-column or --array-column"
+            raise UserError(self._line(name, f"{kind}, neither numbers nor text", advice))
         if pa.types.is_boolean(kind):
             column = column.cast(pa.int8())
         values = np.array(column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), dtype=np.float64)
@@ -429,10 +431,8 @@ class Cells:
             raise UserError(f"{what} is infinite in {row_text(row)}: give a number, or leave it empty")
         warn_of_marks(values, what)
         if _look_like_dates(values):
-            tell(
-                f"{what} holds numbers like {values[~np.isnan(values)][0]:.0f}, which look like dates but are read as "
-                "numbers: write dates as 2024-01-31"
-            )
+            holds = f"numbers like {values[~np.isnan(values)][0]:.0f}, which look like dates but are read as numbers"
+            tell(self._line(name, holds, "write dates as 2024-01-31"))
         return _floats(values)
 
     def _parsed(self, text: _Text) -> Floats:
@@ -449,47 +449,26 @@ class Cells:
         if not which.any() or which.all() or not (share >= 0.5 or several):
             return
         if strict:
-            raise UserError(
-                f"column {name!r} of {self._source} holds text ({text.shown(odd)}), but {kind} are expected: correct it"
-            )
+            raise UserError(self._line(name, _other(text, odd, kind), "correct it"))
         marks = [text.texts[k] for k in np.flatnonzero(odd)[:_SHOWN]]
-        raise UserError(
-            f"column {name!r} of {self._source} holds {kind}, but also text ({text.shown(odd)}): correct it, say that "
-            f"it marks missing values with --missing={marks}, or take all as categories with "
-            f"--categorical-columns={name!r}"
-        )
+        advice = f"correct it, say that it marks missing values with --missing={marks}, or {_categories(name)}"
+        raise UserError(self._line(name, f"{kind}, but also text ({text.shown(odd)})", advice))
 
     def _refuse_almost_numbers(self, name: str, text: _Text) -> None:
         """Refuse numbers with signs or units, times of day, and durations."""
         number = text.numbers[self.decimal]
-        for pattern, what in (
-            (_DECORATED, "numbers with other signs"),
-            (_CLOCK, "times of day"),
-            (_DURATION, "durations"),
-            (_LISTED, "lists or objects"),
-        ):
+        for pattern, what in _ALMOST:
             which = text.like(pattern)
-            if which.any() and text.share(which | number) >= 0.5:
-                raise UserError(
-                    f"column {name!r} of {self._source} holds {what} ({text.where(int(np.argmax(which)))}): write "
-                    f"plain numbers, leave it out with --drop-columns={name!r}, or take it as categories with "
-                    f"--categorical-columns={name!r}"
-                )
-        united = text.like(rf"^{_ANY}\s*[A-Za-zµ°/]+$")
-        units = {re.sub(r"[\d.,' +-]", "", text.texts[k]) for k in np.flatnonzero(united)}
-        if united.sum() > _MANY and len(units) < _UNITS and text.share(united | number) >= 0.5:
-            raise UserError(
-                f"column {name!r} of {self._source} holds numbers with a unit ({text.where(int(np.argmax(united)))}): "
-                f"write plain numbers, or take it as categories with --categorical-columns={name!r}"
-            )
+            units = {re.sub(r"[\d.,' +-]", "", text.texts[k]) for k in np.flatnonzero(which & (pattern == _UNITED))}
+            few = pattern != _UNITED or (which.sum() > _MANY and len(units) < _UNITS)
+            if few and which.any() and text.share(which | number) >= 0.5:
+                advice = f"write plain numbers, {_out(name)}, or {_categories(name)}"
+                raise UserError(self._line(name, f"{what} ({text.first(which)})", advice))
 
     def _look_for_large(self, name: str, values: Floats) -> None:
         if (np.abs(values[np.isfinite(values)]) > _EXACT).any():
-            tell(
-                f"column {name!r} of {self._source} holds whole numbers above 2^53, which lose digits: if they are "
-                f"codes, take them as categories with --categorical-columns={name!r}, or leave them out with "
-                f"--drop-columns={name!r}"
-            )
+            advice = f"if they are codes, {_categories(name)}, or {_out(name)}"
+            tell(self._line(name, "whole numbers above 2^53, which lose digits", advice))
 
     def _shown(self, column: Any, name: str) -> Any:
         """Return numbers, truth values or dates as a text file shows them."""
@@ -507,7 +486,7 @@ class Cells:
             stamps = stamps_of(column.combine_chunks())
             midnight = bool((stamps[stamps != LOST] % DAY == 0).all())
             return pa.array([None if s == LOST else iso(int(s), whole=midnight) for s in stamps], pa.large_string())
-        raise UserError(f"column {name!r} of {self._source} holds {kind}: it must hold integers or names (strings).")
+        raise UserError(self._line(name, kind, "it must hold integers or names (strings)"))
 
 
 def _times(stamps: NDArray[np.int64], what: str) -> NDArray[Any]:
@@ -597,6 +576,18 @@ def _float(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
+
+
+def _other(text: _Text, odd: NDArray[np.bool_], expected: str) -> str:
+    return f"text ({text.shown(odd)}), but {expected} are expected"
+
+
+def _out(name: str) -> str:
+    return f"leave it out with --drop-columns={name!r}"
+
+
+def _categories(name: str) -> str:
+    return f"take it as categories with --categorical-columns={name!r}"
 
 
 def _short(text: str) -> str:

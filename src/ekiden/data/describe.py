@@ -1,35 +1,21 @@
 """Show who holds what, as a table and as a picture; and describe the copies of the data that results were made with."""
 
-import json
-import os
-import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
-from textwrap import fill, shorten
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from rich.table import Table
-from torch import Tensor
 
-from ekiden.base.errors import counted
+from ekiden.base.errors import counted, listed
 from ekiden.base.files import disk_error
 from ekiden.base.outside import require_extra
-from ekiden.data.columns import Reading
-from ekiden.data.doubts import fingerprints
-from ekiden.data.holdings import hold
-from ekiden.data.kinds import Images
-from ekiden.data.kinds import Table as Rows
 from ekiden.data.samples import Dataset, FederatedData
-from ekiden.data.sources import NAMED, Named, load
 from ekiden.data.tasks import Regression, Survival
-from ekiden.data.undecoded import Raw
 
 WIDE = 12  # the table summarises more classes than this
 _NAMED = 6  # classes in a line
@@ -97,7 +83,7 @@ def _range(dataset: Dataset) -> str:
     x = dataset.train.x[torch.linspace(0, len(dataset.train) - 1, min(len(dataset.train), _LOOKED_AT)).long()]
     looked = f" in {_LOOKED_AT:,} samples" if len(dataset.train) > _LOOKED_AT else ""
     found = f"{x.min().item():.4g} to {x.max().item():.4g}{looked}"
-    if isinstance(dataset.inputs, Rows):
+    if dataset.inputs.agreed:
         return f"{found}, after scaling to mean 0 and deviation 1 by all silos' training rows"
     parts = ["divided by 255"] * (x.dtype == torch.uint8)
     if any(dataset.mean) or any(s != 1 for s in dataset.std):
@@ -112,7 +98,7 @@ def _few(values: Sequence[float]) -> str:
 def _labels(dataset: Dataset) -> str:
     """Return the task, its classes or targets, and the commonest class."""
     task, y = dataset.task, dataset.train.y
-    names = ", ".join(map(str, dataset.classes[:_NAMED])) + ", ..." * (len(dataset.classes) > _NAMED)
+    names = listed(dataset.classes, _NAMED)
     if isinstance(task, Regression):
         return f"regression of {names}: {y.min().item():.4g} to {y.max().item():.4g}"
     if isinstance(task, Survival):
@@ -255,71 +241,3 @@ def _ticks(axes: Any, fed: FederatedData) -> None:
     step = -(-len(fed.clients) // 40)
     axes.set_yticks(range(0, len(fed.clients), step), [c.name for c in fed.clients[::step]], parse_math=False)
     axes.tick_params(labelsize=8, length=0)
-
-
-NOTES = "info.json"
-_NOTED = ("fidelity", "split")  # entries of such a file that say what was done to the images
-_HEAD = (
-    "**Data.** The copies that lay where this page was written. A test image equals a training image if all pixels are "
-    "the same, at the size that the networks are given."
-)
-_LINE = re.compile(r"^- `([^`]+)`: .*(?:\n  .*)*", flags=re.MULTILINE)
-
-
-def paragraph(names: Iterable[str], old: str = "") -> list[str]:
-    """Return the lines of a Markdown paragraph about data sets; none if there is nothing to say.
-
-    Args:
-        names: names of data sets. Only those in `$EKIDEN_DATA` are described.
-        old: a text with such a paragraph. Its lines about data sets that are not there are kept.
-    """
-    said = {found[1]: found[0] for found in _LINE.finditer(old)}
-    for name in dict.fromkeys(names):
-        if copy := describe(name):
-            said[name] = fill(f"- `{name}`: {copy}", 118, subsequent_indent="  ", break_on_hyphens=False)
-    return [fill(_HEAD, 118), "", *(said[name] for name in sorted(said)), ""] if said else []
-
-
-def describe(name: str) -> str:
-    """Describe the copy of a data set in `$EKIDEN_DATA`; empty if there is none."""
-    root = os.environ.get("EKIDEN_DATA")
-    folder = Path(root).expanduser() / name if root else Path(name)
-    if not root or not folder.is_dir() or Path(name).is_absolute():
-        return ""
-    spec = NAMED.get(name, Named())
-    parts = hold(folder, Reading(), usual=spec.columns).parts
-    data = load(name)
-    train, test = len(data.train), len(data.test)
-    equal = shared(data.train.x, data.test.x)
-    first = f"{train} training and {test} test images, {_encoding(parts)}"
-    shown = f"the networks get {spec.size} x {spec.size} pixels" if spec.size else ""
-    same = f"{equal} of the {test} test images equal{'s' if equal == 1 else ''} a training image"
-    return f"{'; '.join(filter(None, [first, *_noted(folder), shown]))}. {same[0].upper()}{same[1:]}."
-
-
-def shared(train: Tensor, test: Tensor) -> int:
-    """Return how many of the test images equal a training image, pixel by pixel."""
-    known = set(fingerprints(train, Images(), b""))
-    return sum(image in known for image in fingerprints(test, Images(), b""))
-
-
-def _encoding(parts: Iterable[Raw]) -> str:
-    """Return formats and sizes of the files' images, such as "JPEG of 32 x 32 pixels"."""
-    kinds: Counter[str] = Counter()
-    for encoded in (image for part in parts for image in part.images):
-        if isinstance(encoded, bytes | Path):
-            with Image.open(BytesIO(encoded) if isinstance(encoded, bytes) else encoded) as image:
-                kinds[f"{image.format} of {image.width} x {image.height} pixels"] += 1
-    common = [kind if len(kinds) == 1 else f"{n} {kind}" for kind, n in kinds.most_common(3)]
-    return ", ".join([*common, "others"] if len(kinds) > len(common) else common)
-
-
-def _noted(folder: Path) -> list[str]:
-    """Return what is noted next to the files."""
-    try:
-        notes = json.loads((folder / NOTES).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
-    values = [notes.get(key) for key in _NOTED] if isinstance(notes, dict) else []
-    texts = [" ".join(value.split()) if isinstance(value, str) else "" for value in values]
-    return [f"{key} as noted: {text}" for key, text in zip(_NOTED, texts, strict=False) if text]

@@ -2,7 +2,8 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import combinations
 from math import exp, log
@@ -14,13 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.base.errors import counted, tell
+from ekiden.base.errors import counted, listed, tell
 from ekiden.base.outside import pa, pc
 from ekiden.data.cells import DATE, is_text
+from ekiden.data.columns import Reading
 from ekiden.data.kinds import Inputs
-from ekiden.data.raster import split
-from ekiden.data.samples import Dataset, Samples
-from ekiden.data.tasks import Classification, MultiLabel, ScaledTask
+from ekiden.data.pictures import split
+from ekiden.data.samples import Dataset
+from ekiden.data.tasks import Classification, MultiLabel, Regression, ScaledTask
 from ekiden.data.undecoded import Raw
 
 _ID = re.compile(
@@ -43,11 +45,39 @@ _UNKNOWN = {"unknown", "unk", "missing", "not available", "not known", "undefine
 _MARK = re.compile(r"-?(7{2,}|8{2,}|9+)|-[78]")
 _PEEK = 512  # rows that are looked at first
 _LARGE = 1 << 28  # bytes of samples that are not compared
-_SHOWN = 5
 
 
-def ids_among_features(raws: Sequence[Raw]) -> None:
-    """Name the columns of tables that look like ids: by name, or since nearly every row has its own text."""
+@dataclass(frozen=True)
+class SeenData:
+    """Data in which there may be something wrong.
+
+    Attributes:
+        data: the data set.
+        raws: its parts, undecoded.
+        reading: what columns mean.
+        unscaled: whether silos have not agreed on what samples become.
+        given: whether the test part was given. Otherwise it was drawn at random from all rows.
+    """
+
+    data: Dataset
+    raws: Sequence[Raw]
+    reading: Reading
+    unscaled: bool
+    given: bool
+
+
+def look(seen: SeenData) -> None:
+    """Say what may be wrong, in a line for each doubt."""
+    for doubt in _DOUBTS:
+        for line in doubt(seen):
+            tell(line)
+
+
+def _ids(seen: SeenData) -> Iterator[str]:
+    """Name the columns of tables that look like ids: by name, or since nearly every row has its own text or number."""
+    raws = seen.raws
+    if not raws[0].kind.agreed or not seen.unscaled or seen.reading.feature_columns:
+        return
     shared = [
         field.name
         for field in raws[0].images.schema
@@ -62,22 +92,24 @@ def ids_among_features(raws: Sequence[Raw]) -> None:
         if different > _FEW and (named or _differ_in_each_row(columns, different)):
             found.append(f"{name!r} ({different:,} different values)")
     if found:
-        several = len(found) > 1
-        first = found[0].split("'")[1]
-        tell(
-            f"{'columns' if several else 'column'} {', '.join(found[:_SHOWN])} of {raws[0].source} "
+        several, first = len(found) > 1, found[0].split("'")[1]
+        yield (
+            f"{'columns' if several else 'column'} {listed(found)} of {raws[0].source} "
             f"{'look like ids' if several else 'looks like an id'}, which a model learns by heart: leave out ids "
             f"(--drop-columns={first!r}), and name the column of patients, writers or devices by --subject-column"
         )
 
 
-def times_without_events(dataset: Dataset, label: str) -> None:
+def _times_without_events(seen: SeenData) -> Iterator[str]:
     """Say that the number to predict may be the time until an event that is among the features."""
-    x, names = dataset.train.x, dataset.inputs.values_named(dataset.train.x.shape[1])
-    events = [n for k, n in enumerate(names) if _EVENT.search(n.lower()) and len(torch.unique(x[:, k])) == 2]
-    if events and _TIME.search(label.lower()):
-        tell(
-            f"the label {label!r} of {dataset.name} may be the time until the event that {events[0]} says: then use "
+    data, labels = seen.data, seen.raws[0].targets
+    if not isinstance(data.task, Regression) or not data.inputs.agreed or len(labels) != 1:
+        return
+    x, names = data.train.x, data.inputs.values_named(data.train.x.shape[1])
+    events = [n for k, n in enumerate(names) if _EVENT.search(n.lower()) and len(np.unique(x[:, k].cpu())) == 2]
+    if events and _TIME.search(labels[0].lower()):
+        yield (
+            f"the label {labels[0]!r} of {data.name} may be the time until the event that {events[0]} says: then use "
             f"--task=survival --label-column TIME EVENT, because who had no event yet lived longer"
         )
 
@@ -106,13 +138,9 @@ def _differ_in_each_row(columns: Sequence[Any], different: int) -> bool:
     return text and rows >= _MANY and different >= _NEARLY * rows
 
 
-def copied_labels(dataset: Dataset, labels: Sequence[str]) -> None:
-    """Name the features that are the label in other words: equal to it, or a one-to-one function of it.
-
-    Args:
-        dataset: its training samples are compared.
-        labels: names of the columns of labels.
-    """
+def _copied_labels(seen: SeenData) -> Iterator[str]:
+    """Name the features that are the label in other words: equal to it, or a one-to-one function of it."""
+    dataset, labels = seen.data, seen.raws[0].targets
     x, y = dataset.train.x, dataset.train.y
     numbers = isinstance(dataset.task, ScaledTask)
     wanted = isinstance(dataset.task, Classification | MultiLabel) or numbers
@@ -130,13 +158,13 @@ def copied_labels(dataset: Dataset, labels: Sequence[str]) -> None:
         copies = [k for k in _like(values[:_PEEK], label[:_PEEK], numbers) if _like(values[:, [k]], label, numbers)]
         copies = [k for k in copies if k < x.shape[1] or gaps[k - x.shape[1]] not in copies]
         if copies:
-            shown = ", ".join(names[k] for k in copies[:_SHOWN])
             what = f"the label {labels[target]!r}" if target < len(labels) else "the label"
             are, them = ("are", "them") if len(copies) > 1 else ("is", "it")
             drop = " with --drop-columns" if dataset.inputs.agreed else ""
-            tell(
-                f"{shown} of {dataset.name} {are} the same as {what}, or a one-to-one function of it, in all "
-                f"{len(x):,} training rows: a model copies {them} and learns nothing else; leave {them} out{drop}"
+            yield (
+                f"{listed(names[k] for k in copies)} of {dataset.name} {are} the same as {what}, or a one-to-one "
+                f"function of it, in all {len(x):,} training rows: a model copies {them} and learns nothing else; "
+                f"leave {them} out{drop}"
             )
 
 
@@ -153,8 +181,9 @@ def _like(values: NDArray[np.float64], label: NDArray[np.float64], numbers: bool
     return [int(k) for k in np.flatnonzero(moved.all(axis=0)) if len(np.unique(first[:, k])) == len(first)]
 
 
-def names_of_missing(made: Dataset, raws: Sequence[Raw]) -> None:
+def _names_of_missing(seen: SeenData) -> Iterator[str]:
     """Name classes, groups, domains and subjects that probably mark missing values: unknown, -999, 99."""
+    made, raws = seen.data, seen.raws
     known = [raw.subject for raw in raws if raw.subject is not None]
     subjects = np.unique(np.concatenate(known)).astype(np.str_).tolist() if len(known) == len(raws) else []
     classes = made.classes if isinstance(made.task, Classification) else ()
@@ -165,83 +194,77 @@ def names_of_missing(made: Dataset, raws: Sequence[Raw]) -> None:
             apart = [name for name in names if not min(rest) - 1 <= int(name) <= max(rest) + 1]
             found = [name for name in apart if str(int(name) - 1) not in names]
         if found:
-            tell(
-                f"{what} {', '.join(map(repr, found[:_SHOWN]))} of {raws[0].source} seems to mark missing values: "
-                "leave such rows out, or say so with --missing"
+            yield (
+                f"{what} {listed(map(repr, found))} of {raws[0].source} seems to mark missing values: leave such rows "
+                "out, or say so with --missing"
             )
 
 
-def slices_of_files(raws: Sequence[Raw]) -> None:
+def _slices_of_files(seen: SeenData) -> Iterator[str]:
     """Say that samples are pages or slices of the same files, so that one may be in training and one in the test."""
+    raws = seen.raws
     if any(raw.subject is not None or not isinstance(raw.images, list) for raw in raws):
         return
     files = Counter(split(one)[0] for raw in raws for one in raw.images if isinstance(one, Path))
     several = [file for file, n in files.items() if n > 1]
     if several:
         count, lying = counted(len(several), "file"), sum(files[file] for file in several)
-        tell(
+        yield (
             f"{lying:,} images of {raws[0].source} are parts of only {count}, such as {several[0].name}, so one "
             "file may be in training and in the test: name the column of patients or files by --subject-column"
         )
 
 
-def small_groups(raws: Sequence[Raw], column: str) -> None:
+def _small_groups(seen: SeenData) -> Iterator[str]:
     """Say that a column that makes many silos of few rows may be the column of subjects."""
-    groups = [raw.group for raw in raws if raw.group is not None]
-    if not groups:
+    column = seen.reading.group_column
+    groups = [raw.group.astype(np.str_) for raw in seen.raws if raw.group is not None]
+    if not column or not groups:
         return
-    _, sizes = np.unique(np.concatenate([g.astype(np.str_) for g in groups]), return_counts=True)
+    _, sizes = np.unique(np.concatenate(groups), return_counts=True)
     middle = int(np.median(sizes))
     if len(sizes) >= _FEW and (middle < _SMALL or _named_id(column)):
-        tell(
+        yield (
             f"--group-column {column} makes {len(sizes):,} silos, half of them with {middle:,} rows or fewer, and each "
             "has rows in training and in the test: if it says whom a row is about (a patient, a device), name it by "
             "--subject-column instead, which keeps all rows of one in one part"
         )
 
 
-def shared_subjects(train: Samples, test: Samples) -> None:
-    """Say how many rows of a given test part are about subjects of training."""
-    if train.subject is None or test.subject is None:
-        return
-    both = np.isin(test.subject.cpu().numpy(), train.subject.cpu().numpy())
-    if both.any():
-        people = counted(len(np.unique(test.subject.cpu().numpy()[both])), "subject")
-        tell(
-            f"{both.sum():,} of {len(test):,} test rows are about {people} of training, so the test is too easy: take "
-            "them out of one part, or leave out the test part, and Ekiden holds out whole subjects"
-        )
+def _given_tests(seen: SeenData) -> Iterator[str]:
+    """Say how many rows of a given test part are about subjects of training, or not later than training."""
+    train, test = seen.data.train, seen.data.test
+    if seen.given and train.subject is not None and test.subject is not None:
+        both = torch.isin(test.subject, train.subject)
+        if both.any():
+            people = counted(len(np.unique(test.subject[both].cpu())), "subject")
+            yield (
+                f"{both.sum():,} of {len(test):,} test rows are about {people} of training, so the test is too easy: "
+                "take them out of one part, or leave out the test part, and Ekiden holds out whole subjects"
+            )
+    if seen.given and train.time is not None and test.time is not None:
+        early = int((test.time <= train.time.max()).sum())
+        if early:
+            yield f"{early:,} of {len(test):,} test rows are not later than the last training row: check the test part"
 
 
-def early_tests(train: Samples, test: Samples) -> None:
-    """Say how many rows of a given test part are not later than training."""
-    if train.time is None or test.time is None:
-        return
-    early = int((test.time <= train.time.max()).sum())
-    if early:
-        tell(f"{early:,} of {len(test):,} test rows are not later than the last training row: check the test part")
-
-
-def rows_in_both(train: Samples, test: Samples, inputs: Inputs, *, given: bool) -> None:
+def _rows_in_both(seen: SeenData) -> Iterator[str]:
     """Say how many test rows equal a training row.
 
-    Args:
-        train: the training samples.
-        test: the test samples.
-        inputs: what samples are.
-        given: whether the test part was given. Otherwise it is drawn at random from rows, and only copies of images, or
-            of rows that a single column tells apart, are not chance.
+    Of a test part that was drawn from rows, only copies of images, or of rows that a single column tells apart, are not
+    chance.
     """
+    train, test = seen.data.train, seen.data.test
     if train.x.nbytes + test.x.nbytes > _LARGE or train.x[0].numel() < FEATURES:
         return
-    rows, own = (fingerprints(part.x, inputs, b"") for part in (train, test))
+    rows, own = (fingerprints(part.x, seen.data.inputs, b"") for part in (train, test))
     known = Counter(rows)
     equal = sum(row in known for row in own)
-    if not equal or (not given and equal < _SEVERAL * len(own)):
+    if not equal or (not seen.given and equal < _SEVERAL * len(own)):
         return
-    by_chance = not given or (len(known) < _ROWS_DIFFER * len(rows) and not _copied(known, Counter(own)))
+    by_chance = not seen.given or (len(known) < _ROWS_DIFFER * len(rows) and not _copied(known, Counter(own)))
     if not by_chance or _tell_apart(train.x, len(known)):
-        tell(
+        yield (
             f"{equal:,} of {len(test):,} test rows equal a training row, so the test is too easy: take out rows that "
             "are twice"
         )
@@ -277,19 +300,39 @@ def _tell_apart(x: Tensor, different: int) -> bool:
     return any(len(np.unique(column)) >= _NEARLY * different for column in x.cpu().numpy().T)
 
 
-def classes_in_test_only(train: Samples, test: Samples, classes: Sequence[str]) -> None:
+def _classes_in_test_only(seen: SeenData) -> Iterator[str]:
     """Say how many test rows are of classes that no training row has."""
+    train, test = seen.data.train, seen.data.test
     strange = ~torch.isin(test.y, train.y)
-    if strange.any():
-        names = [repr(classes[k]) for k in np.unique(test.y[strange].cpu().numpy())]
-        more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        tell(
+    if isinstance(seen.data.task, Classification) and strange.any():
+        names = [repr(seen.data.classes[k]) for k in np.unique(test.y[strange].cpu())]
+        yield (
             f"{int(strange.sum()):,} of {len(test):,} test rows are of classes without a training row "
-            f"({', '.join(names[:_SHOWN])}{more}), which a model cannot learn: check the names of classes in both"
+            f"({listed(names)}), which a model cannot learn: check the names of classes in both"
         )
 
 
-def rows_of_several(held: Mapping[str, Sequence[bytes | str]]) -> None:
+def _rows_of_groups(seen: SeenData) -> Iterator[str]:
+    """Say how many rows several natural owners have."""
+    data = seen.data
+    if not data.groups or data.train.x[0].numel() < FEATURES:
+        return
+    found: dict[str, list[bytes]] = {name: [] for name in data.groups}
+    for part in (data.train, data.test):
+        if part.x.nbytes <= _LARGE and part.group is not None:
+            for owner, print_ in zip(part.group.tolist(), fingerprints(part.x, data.inputs, b""), strict=True):
+                found[data.groups[owner]].append(print_)
+    yield from rows_of_several(found)
+
+
+_DOUBTS = (
+    *(_ids, _copied_labels, _times_without_events, _names_of_missing, _slices_of_files, _small_groups, _given_tests),
+    *(_rows_in_both, _classes_in_test_only, _rows_of_groups),
+)
+"""what is looked for; each yields a line for what it finds"""
+
+
+def rows_of_several(held: Mapping[str, Sequence[bytes | str]]) -> Iterator[str]:
     """Say how many rows several silos hold, from the fingerprints of their rows."""
     counts = {name: Counter(rows) for name, rows in held.items()}
     fine = sum(map(len, counts.values())) >= _ROWS_DIFFER * sum(map(len, held.values()))
@@ -300,22 +343,11 @@ def rows_of_several(held: Mapping[str, Sequence[bytes | str]]) -> None:
     found = Counter(pair for names in owners.values() for pair in combinations(names, 2))
     pairs = [(n, a, b) for (a, b), n in found.most_common() if fine or _copied(counts[a], counts[b], len(found))]
     if pairs:
-        shown = ", ".join(f"{a} and {b} {counted(n, 'row')}" for n, a, b in pairs[:_SHOWN])
-        more = f", and {len(pairs) - _SHOWN:,} more pairs" if len(pairs) > _SHOWN else ""
-        tell(
-            f"silos hold equal rows: {shown}{more}. A row that one silo trains on may be another's test: take out what "
+        shown = listed(f"{a} and {b} {counted(n, 'row')}" for n, a, b in pairs)
+        yield (
+            f"silos hold equal rows: {shown}. A row that one silo trains on may be another's test: take out what "
             "is twice"
         )
-
-
-def by_group(dataset: Dataset) -> dict[str, list[bytes]]:
-    """Return fingerprints of the rows of each natural owner."""
-    found: dict[str, list[bytes]] = {name: [] for name in dataset.groups}
-    for part in (dataset.train, dataset.test):
-        if part.x.nbytes <= _LARGE and part.group is not None:
-            for owner, print_ in zip(part.group.tolist(), fingerprints(part.x, dataset.inputs, b""), strict=True):
-                found[dataset.groups[owner]].append(print_)
-    return found
 
 
 def fingerprints(x: Tensor, inputs: Inputs, salt: bytes) -> list[bytes]:

@@ -2,12 +2,12 @@
 
 import re
 import sys
-import warnings
-from csv import reader
+from collections.abc import Callable
+from csv import reader as csv_reader
 from pathlib import Path
 from typing import Any
 
-from ekiden.base.errors import DataWarning, UserError
+from ekiden.base.errors import UserError, tell
 from ekiden.base.outside import csv, feather, pa, pq
 from ekiden.data.cells import DELIMITER
 
@@ -18,45 +18,24 @@ _HEAD = 1 << 16  # bytes from which we learn how a text file is written
 
 def is_frame(source: Any) -> bool:
     """Return whether `source` is a table of a library; the library is not imported for this."""
-    kinds = (
-        ("pandas", "DataFrame"),
-        ("polars", "DataFrame"),
-        ("polars", "LazyFrame"),
-        ("pyarrow", "Table"),
-        ("datasets", "Dataset"),
-        ("datasets", "IterableDataset"),
-    )
-    return any(_is(source, library, name) for library, name in kinds)
+    return _reader(source) is not None
 
 
-def arrow(source: Any, what: str) -> Any:  # noqa: PLR0912  (a branch for each library)
+def arrow(source: Any, what: str) -> Any:
     """Return a `pyarrow.Table` for a path, a frame, or a dict of columns."""
     if isinstance(source, str | Path):
         table = _file(Path(source).expanduser())
-    elif _is(source, "pandas", "DataFrame"):
-        try:
-            table = pa.Table.from_pandas(_without_mixtures(source), preserve_index=False)
-        except (pa.ArrowException, ValueError, TypeError) as error:
-            raise UserError(f"{what} cannot be read: {first(error)}; give each column values of one type") from None
-    elif _is(source, "polars", "LazyFrame"):
-        table = source.collect().to_arrow()
-    elif _is(source, "polars", "DataFrame"):
-        table = source.to_arrow()
-    elif _is(source, "datasets", "Dataset"):
-        table = source.with_format("arrow")[:].replace_schema_metadata(source.features.arrow_schema.metadata)
-    elif _is(source, "datasets", "IterableDataset"):
-        table = pa.Table.from_pylist(list(source))
-        if source.features is not None and table.num_rows:
-            table = table.replace_schema_metadata(source.features.arrow_schema.metadata)
-    elif isinstance(source, dict):
-        try:
-            table = pa.table({name: _unmixed(values) for name, values in source.items()})
-        except (pa.ArrowException, ValueError, TypeError) as error:
-            raise UserError(f"{what} is not a table: {first(error)}; give columns of equal length") from None
-    elif _is(source, "pyarrow", "Table"):
-        table = source
     else:
-        raise UserError(f"{what} cannot be of type {type(source).__name__}: give a path, a frame or a dict of columns")
+        reader = _of_columns if isinstance(source, dict) else _reader(source)
+        if reader is None:
+            kind = type(source).__name__
+            raise UserError(f"{what} cannot be of type {kind}: give a path, a frame or a dict of columns")
+        try:
+            table = reader(source)
+        except (pa.ArrowException, ValueError, TypeError) as error:
+            raise UserError(
+                f"{what} cannot be read: {first(error)}; give columns of equal length, each with values of one type"
+            ) from None
     table = _named(table, what)
     twice = [name for name in table.column_names if table.column_names.count(name) > 1]
     if twice:
@@ -71,9 +50,34 @@ def first(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0][:160]
 
 
-def _is(source: Any, library: str, name: str) -> bool:
-    module = sys.modules.get(library)
-    return module is not None and isinstance(source, getattr(module, name, ()))
+def _of_columns(columns: dict[str, Any]) -> Any:
+    return pa.table({name: _unmixed(values) for name, values in columns.items()})
+
+
+def _of_hub(source: Any) -> Any:
+    """Read a data set of Hugging Face, whose features may name classes."""
+    table = source.with_format("arrow")[:] if hasattr(source, "num_rows") else pa.Table.from_pylist(list(source))
+    known = source.features is not None and table.num_rows
+    return table.replace_schema_metadata(source.features.arrow_schema.metadata) if known else table
+
+
+_READERS: dict[tuple[str, str], Callable[[Any], Any]] = {
+    ("pandas", "DataFrame"): lambda frame: pa.Table.from_pandas(_without_mixtures(frame), preserve_index=False),
+    ("polars", "DataFrame"): lambda frame: frame.to_arrow(),
+    ("polars", "LazyFrame"): lambda frame: frame.collect().to_arrow(),
+    ("pyarrow", "Table"): lambda table: table,
+    ("datasets", "Dataset"): _of_hub,
+    ("datasets", "IterableDataset"): _of_hub,
+}
+"""how frames become Arrow tables, by library and class"""
+
+
+def _reader(source: Any) -> Callable[[Any], Any] | None:
+    for (library, name), reader in _READERS.items():
+        module = sys.modules.get(library)
+        if module is not None and isinstance(source, getattr(module, name, ())):
+            return reader
+    return None
 
 
 def _file(path: Path) -> Any:
@@ -130,8 +134,7 @@ def _named(table: Any, what: str) -> Any:
         if values in ([], numbers[:-1], numbers[1:]):
             table = table.remove_column(place)
             if values:
-                line = f"column {place} of {what} holds row numbers under no name of its own: it is left out"
-                warnings.warn(line, DataWarning, stacklevel=3)
+                tell(f"column {place} of {what} holds row numbers under no name of its own: it is left out")
         elif not name:
             raise UserError(f"column {place} of {what} (counted from 0) has no name: give it one, or remove it")
     return table
@@ -155,7 +158,7 @@ def _text(path: Path) -> Any:
     header = lines[bool(told)] if len(lines) > bool(told) else ""
     bare = re.sub(r'"[^"]*"', "", header)
     delimiter = "\t" if path.suffix.lower() == ".tsv" else told[1] if told else max(_DELIMITERS, key=bare.count)
-    width = len(next(reader(lines[bool(told) :], delimiter=delimiter), []))
+    width = len(next(csv_reader(lines[bool(told) :], delimiter=delimiter), []))
     table = csv.read_csv(
         path,
         read_options=csv.ReadOptions(autogenerate_column_names=True, skip_rows=int(bool(told))),

@@ -17,21 +17,20 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from ekiden.base.errors import UserError, counted, row_text, tell
+from ekiden.base.errors import UserError, counted, tell
 from ekiden.base.outside import pa, pq
-from ekiden.data import columns, frames, medical, raster
+from ekiden.data import columns, frames
 from ekiden.data import schema as schemas
 from ekiden.data.cells import Cells, is_text
 from ekiden.data.columns import Reading
 from ekiden.data.kinds import arrays
 from ekiden.data.kinds.arrays import Arrays, noticed
 from ekiden.data.kinds.images import Images, decode
-from ekiden.data.raster import split
+from ekiden.data.pictures import SUFFIXES, split
 from ekiden.data.samples import Samples
 from ekiden.data.tasks import LanguageModelling, inferred
 from ekiden.data.undecoded import Raw, natural
 
-SUFFIXES = raster.SUFFIXES | {*medical.DICOM, *medical.NIFTI}
 READABLE = (".parquet", ".csv", ".tsv", ".feather", ".arrow", ".npy", ".npz", ".safetensors")
 """the names of file formats that are not images"""
 _TABLES = READABLE[:5]
@@ -323,21 +322,14 @@ def _numbers(ys: Sequence[Any]) -> Tensor:
 
 def _inputs(x: Tensor, what: str) -> Tensor:
     """Check samples (n, ...), and return them as uint8 images or float32."""
-    if len(x) == 0 or x.ndim < 2:
-        raise UserError(f"{what} has x of shape {tuple(x.shape)}: it must be (n, ...) with n at least 1.")
-    if x.dtype == torch.uint8 and x.ndim in (3, 4):
+    if x.dtype == torch.uint8 and x.ndim in (3, 4) and len(x):
         return noticed(x, what)
-    if not x.is_floating_point():
+    if not x.is_floating_point() and x.ndim > 1 and len(x):
         kind = str(x.dtype).removeprefix("torch.")
         raise UserError(
             f"{what} has {kind} x of shape {tuple(x.shape)}: give uint8 images (n, C, H, W) or float values."
         )
-    bad = ~torch.isfinite(x).flatten(1).all(dim=1)
-    if bad.any():
-        raise UserError(
-            f"{what} has NaN or infinity in {row_text(int(bad.nonzero()[0]))}: remove or replace such values."
-        )
-    return noticed(x.float(), what)
+    return noticed(arrays.encode(x, what), what)
 
 
 @dataclass(frozen=True)
@@ -358,11 +350,6 @@ class Holding:
     def parts(self) -> list[Raw]:
         """Return the training part and, if there is one, the test part."""
         return [self.train] if self.test is None else [self.train, self.test]
-
-
-def suits(path: Path) -> bool:
-    """Return whether a file can hold samples."""
-    return path.suffix.lower() in READABLE
 
 
 def hold(
@@ -399,31 +386,20 @@ def read_part(part: Path, reading: Reading, usual: columns.Columns = columns.USU
     """Read the training part or the test part of a source."""
     if not part.is_dir() and part.suffix.lower() not in arrays.SUFFIXES:
         return columns.samples(frames.arrow(part, str(part)), str(part), reading, usual)
-    found = _without_table(part, reading)
+    if (part / f"{reading.array_column or 'x'}.npy").is_file():  # arrays side by side, as in x.npy and y.npy
+        each = {file.stem: arrays.read(file)["x"] for file in sorted(part.glob("*.npy"))}
+        found = _of_arrays(each, str(part), reading)
+    elif part.is_dir() and reading.names_columns:
+        raise UserError(f"{part} is a folder of images, which has no columns: name no column")
+    elif part.is_dir():
+        found = read(part, reading)
+    elif reading.sample_kind:
+        raise UserError(f"{part} holds arrays, not {columns.kind_of(reading).words}: leave out --sample-kind")
+    else:
+        found = _of_arrays(arrays.read(part), str(part), reading)
     if reading.schema:
         schemas.refuse(schemas.of_labels(found, schemas.read(reading.schema)), str(part))
     return found
-
-
-def _without_table(part: Path, reading: Reading) -> Raw:
-    """Read a folder, or a file of arrays."""
-    if part.is_dir():
-        if found := _pair(part, reading):
-            return found
-        if reading.names_columns:
-            raise UserError(f"{part} is a folder of images, which has no columns: name no column")
-        return read(part, reading)
-    if reading.sample_kind:
-        raise UserError(f"{part} holds arrays, not {columns.kind_of(reading).words}: leave out --sample-kind")
-    return _of_arrays(arrays.read(part), str(part), reading)
-
-
-def _pair(folder: Path, reading: Reading) -> Raw | None:
-    """Read arrays in files side by side, as in x.npy and y.npy."""
-    if not (folder / f"{reading.array_column or 'x'}.npy").is_file():
-        return None
-    found = {file.stem: arrays.read(file)["x"] for file in sorted(folder.glob("*.npy"))}
-    return _of_arrays(found, str(folder), reading)
 
 
 def _of_arrays(found: dict[str, NDArray[Any]], source: str, reading: Reading) -> Raw:
@@ -488,7 +464,9 @@ def named_silos(given: Sequence[str]) -> dict[str, Path]:
         return _from_toml(paths[0])
     if len(paths) == 1 and paths[0].is_dir():
         inside = sorted(paths[0].iterdir(), key=lambda p: natural(p.stem))
-        found = [p for p in inside if not p.name.startswith((".", "__")) and (p.is_dir() or suits(p))]
+        found = [
+            p for p in inside if not p.name.startswith((".", "__")) and (p.is_dir() or p.suffix.lower() in READABLE)
+        ]
         if not found:
             raise UserError(f"{paths[0]} holds no folder and no file of a silo: put one for each silo there")
         paths = found

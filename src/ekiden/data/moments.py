@@ -5,7 +5,6 @@ Between machines, `agree_on` makes a file of what silos told, and each silo read
 
 import json
 import re
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -19,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ekiden.base.errors import DataWarning, UserError, tell
+from ekiden.base.errors import UserError, listed, tell
 from ekiden.data import doubts
 from ekiden.data import schema as schemas
 from ekiden.data.kinds import Inputs, Table, from_json, to_json
@@ -80,7 +79,6 @@ _FACTOR = 5.0  # times as large, in mean and in deviation: another unit
 _ALIKE = 0.4  # difference of the two factors' decimal logarithms
 _FAR = 8.0  # deviations between means
 _ROWS = 10  # values from which a silo's moments are compared
-_SHOWN = 5
 _TARGETS, _SCHEMA, _CLASSES = "targets", "schema", "classes"
 _TOLD = {"moments": "numbers", "categories": "categories"}
 _LOOKED_AT = 200  # samples of images and arrays that are compared
@@ -137,11 +135,7 @@ def _constant(column: str, flat: Mapping[str, str], varied: Sequence[str]) -> li
 
 def _say(lines: Sequence[str], check: str) -> None:
     if lines:
-        tell(
-            "; ".join(lines[:_SHOWN])
-            + (f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else "")
-            + f": {check}"
-        )
+        tell(f"{listed(lines, sign='; ')}: {check}")
 
 
 def _units(column: str, silos: Mapping[str, ColumnMoments]) -> list[str]:
@@ -226,6 +220,7 @@ class ColumnSums:
             {name: _counted([one.categories[name] for one in told]) for name in first.categories},
             first.dates,
             tuple(sorted({mark for one in told for mark in one.marks})),
+            classes=_counted([one.classes for one in told]),
         )
 
     def to_json(self) -> str:
@@ -284,13 +279,9 @@ def agree(table: Table, told: Sequence[ColumnSums]) -> Table:
     total = ColumnSums.together(told)
     scales = {name: total.scale(name) for name in table.numeric}
     if constant := [name for name, (_, std) in scales.items() if not std]:
-        several = len(constant) > 1
-        warnings.warn(
-            f"column{'s' * several} {', '.join(map(repr, constant))} {'have' if several else 'has'} one value in all "
-            f"training rows, so a model learns nothing from {'them' if several else 'it'}: leave "
-            f"{'them' if several else 'it'} out with --drop-columns={constant}",
-            DataWarning,
-            stacklevel=2,
+        tell(
+            f"a model learns nothing from {', '.join(map(repr, constant))}, with one value in all training rows: leave "
+            f"out such columns with --drop-columns={constant}"
         )
     vocabularies = tuple(tuple(sorted(total.categories[name], key=natural)) for name in table.categorical)
     for name, known in zip(table.categorical, vocabularies, strict=True):
@@ -333,9 +324,8 @@ def told_by(client: ClientData, dataset: Dataset) -> ColumnSums:
     def told(values: Numbers, what: str) -> ColumnMoments:
         return ColumnMoments.of(values, what) if len(values) >= least else ColumnMoments()
 
-    labels, table, rows = client.train.y, Table(), np.empty((0, 0))
-    if isinstance(dataset.inputs, Table):
-        table, rows = dataset.inputs, client.train.x.numpy()
+    labels, table = client.train.y, Table.of(dataset.inputs)
+    rows = client.train.x.numpy() if table.numeric or table.categorical else np.empty((0, 0))
     for place, name in enumerate(table.numeric):
         present = rows[~np.isnan(rows[:, place]), place]
         gaps = len(rows) - len(present)
@@ -363,9 +353,9 @@ def agreed(fed: FederatedData) -> FederatedData:
         return fed
     told = [told_by(client, fed.dataset) for client in fed.clients]
     check_units(told)
-    table = fed.dataset.inputs
-    after = agree(table, told) if isinstance(table, Table) else table
-    task = fed.dataset.task
+    after, task = fed.dataset.inputs, fed.dataset.task
+    if isinstance(after, Table):
+        after = agree(after, told)
     if isinstance(task, ScaledTask):
         mean, std = zip(*map(target_scales(told).__getitem__, fed.dataset.classes), strict=True)
         task = replace(task, mean=mean, std=std)
@@ -389,7 +379,7 @@ def check_values(parts: Mapping[str, Tensor], inputs: Inputs) -> None:
     """
     if any(not x.is_floating_point() and x.dtype != torch.uint8 for x in parts.values()):
         return  # tokens
-    names = inputs.numeric if isinstance(inputs, Table) else ()
+    names = Table.of(inputs).numeric
     moments: dict[str, dict[str, ColumnMoments]] = {}
     for name, part in parts.items():
         values = (part if names else some(part)).double().cpu().numpy()
@@ -414,8 +404,8 @@ def scaled(fed: FederatedData, after: Inputs, task: Task) -> FederatedData:
     """Return the same samples, encoded as agreed."""
     dataset, before = fed.dataset, fed.dataset.inputs
     train, test = dataset.train, dataset.test
-    if isinstance(before, Table) and isinstance(after, Table):
-        train, test = (replace(s, x=encode_again(s.x, before, after)) for s in (train, test))
+    if isinstance(before, Table):
+        train, test = (replace(s, x=encode_again(s.x, before, Table.of(after))) for s in (train, test))
 
     def moved(part: Subset) -> Subset:
         return Subset(train if part.samples is dataset.train else test, part.rows)
@@ -441,8 +431,7 @@ class Scaling:
     classes: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        table = self.table if isinstance(self.table, Table) else Table((), ())
-        numeric, categorical = len(table.numeric), len(table.categorical)
+        numeric, categorical = map(len, (Table.of(self.table).numeric, Table.of(self.table).categorical))
         return f"{numeric} columns of numbers, {categorical} of categories; {len(self.targets)} to predict"
 
     def to_json(self) -> dict[str, Any]:
@@ -534,9 +523,8 @@ def _check_schema(told: Sequence[ColumnSums], schema: Schema) -> None:
     """Name silos whose sums show that their data do not meet the schema; each silo checks its own rows later."""
     wrong = [f"{one.silo}: {what}" for one in told for what in _unmet(one, schema)]
     if wrong:
-        more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         raise UserError(
-            f"the sums do not meet the schema ({'; '.join(wrong[:_SHOWN])}{more}): correct the data or the schema, and "
+            f"the sums do not meet the schema ({listed(wrong, sign='; ')}): correct the data or the schema, and "
             "make the sums again"
         )
 
@@ -609,6 +597,7 @@ def _check_rows(told: Sequence[ColumnSums]) -> None:
     """Say how many rows several silos hold, and which silos do not tell."""
     tells = {one.silo: one.rows for one in told if one.rows}
     if len(tells) > 1 and len(told[0].missing) + len(told[0].categories) >= doubts.FEATURES:
-        doubts.rows_of_several(tells)
+        for line in doubts.rows_of_several(tells):
+            tell(line)
     if tells and (silent := [one.silo for one in told if not one.rows]):
         tell(f"rows of {', '.join(silent)} are not compared: it told no fingerprints of them")

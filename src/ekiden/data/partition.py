@@ -1,6 +1,5 @@
 """Divide a data set among clients by one of the partitions of the literature."""
 
-import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,14 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.base.checks import Checked, Count, Positive, checked
-from ekiden.base.errors import DataWarning, UserError, at, unknown
+from ekiden.base.errors import UserError, at, listed, tell, unknown
 from ekiden.data import holdout
 from ekiden.data.assemble import from_tensors
 from ekiden.data.holdings import Source
 from ekiden.data.holdout import DealtUnits
 from ekiden.data.moments import agreed
-from ekiden.data.origin import coming_from
-from ekiden.data.samples import ClientData, Dataset, FederatedData, Samples, Subset
+from ekiden.data.samples import ClientData, Dataset, FederatedData, Samples, Subset, coming_from
 
 Rows = NDArray[np.int64]
 
@@ -93,19 +91,11 @@ def share_out(
     if empty:
         raise UserError(f"client {empty[0]!r} would hold no training samples: take fewer clients or another partition.")
     validation = _validation(dataset.train, rows, val_fraction)
-    held = FederatedData(
-        dataset,
-        tuple(
-            ClientData(
-                name,
-                _subset(dataset.train, r[~val]),
-                _subset(dataset.train, r[val]),
-                _subset(dataset.test, t),
-            )
-            for name, r, t, val in zip(names, rows, test_rows, validation, strict=True)
-        ),
-    )
-    return agreed(held)
+    clients = [
+        ClientData(name, _subset(dataset.train, r[~val]), _subset(dataset.train, r[val]), _subset(dataset.test, t))
+        for name, r, t, val in zip(names, rows, test_rows, validation, strict=True)
+    ]
+    return agreed(FederatedData(dataset, tuple(clients)))
 
 
 def _validation(train: Samples, rows: Sequence[Rows], share: float) -> list[NDArray[np.bool_]]:
@@ -127,7 +117,6 @@ SPELLINGS = "iid, dirichlet:0.5, domains, domains:photo,sketch (all domains, in 
 TRIES = 5_000  # draws of a Dirichlet partition; the published settings need fewer than 100
 _FIRST = 50  # draws before we ask whether more are worth a try
 _NUMBERS = 5_000_000  # random numbers for the answer
-_SHOWN = 5  # groups in a message
 _ENOUGH = 20  # samples or subjects for a client, if the user names no number of clients
 _SURE = 10  # times as many draws as one success needs on average
 
@@ -153,7 +142,6 @@ class Iid:
     """Shuffled rows in even parts, as in the `IidPartitioner` of flwr-datasets."""
 
     def assign(self, dataset: Dataset, clients: int, rng: Generator) -> list[Rows]:
-        """See `Partition`."""
         units = DealtUnits(dataset.train)
         return [units.rows(part) for part in units.even(rng.permutation(units.count), clients)]
 
@@ -180,7 +168,6 @@ class Dirichlet(Checked):
     min_size: Count = 10
 
     def assign(self, dataset: Dataset, clients: int, rng: Generator) -> list[Rows]:
-        """See `Partition`."""
         n, units = len(dataset.train), DealtUnits(dataset.train)
         if n >= clients * self.min_size:
             labels = units.commonest(numpy(dataset.strata(dataset.train)))
@@ -248,7 +235,6 @@ class Domains:
     order: tuple[str, ...] = ()
 
     def assign(self, dataset: Dataset, clients: int, rng: Generator) -> list[Rows]:
-        """See `Partition`."""
         names = self.names(dataset)
         if clients % len(names):
             n = len(names)
@@ -294,7 +280,6 @@ class Pathological(Checked):
     classes_per_client: Count
 
     def assign(self, dataset: Dataset, clients: int, rng: Generator) -> list[Rows]:
-        """See `Partition`."""
         units = DealtUnits(dataset.train)
         labels = units.commonest(numpy(dataset.strata(dataset.train)))
         present = np.unique(labels)
@@ -329,7 +314,6 @@ class Natural:
     """
 
     def assign(self, dataset: Dataset, clients: int, rng: Generator) -> list[Rows]:
-        """See `Partition`."""
         if dataset.train.group is None:
             raise UserError(
                 f"{dataset.name!r} has no natural owners: use another partition, such as iid, or name the column of a "
@@ -462,18 +446,15 @@ def _keys(dataset: Dataset, partition: Partition) -> tuple[Tensor, Tensor]:
 def _unknown_groups(dataset: Dataset, unknown: Tensor, *, everywhere: bool) -> None:
     """Report or refuse test rows of groups that training does not have."""
     owners = np.unique(numpy(unknown))
-    shown = [dataset.groups[owner] if dataset.groups else str(owner) for owner in owners[:_SHOWN]]
-    names = ", ".join(shown) + ", ..." * (len(owners) > _SHOWN)
+    names = listed(dataset.groups[owner] if dataset.groups else owner for owner in owners)
     if not everywhere:
         raise UserError(
             f"{len(unknown):,} test rows of {dataset.name} are of groups that training does not have ({names}): take "
             "them out, measure them apart with `ekiden evaluate RUN --data`, or add training rows"
         )
-    warnings.warn(
+    tell(
         f"no group of the test part of {dataset.name} ({names}) is in training: its rows are divided among clients by "
-        "their labels",
-        DataWarning,
-        stacklevel=3,
+        "their labels"
     )
 
 

@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.base.checks import Checked, made, plain
-from ekiden.base.errors import PrivateError, UserError, at, counted, row_text, unknown
+from ekiden.base.errors import PrivateError, UserError, at, counted, listed, row_text, unknown
 from ekiden.base.outside import pa, pc
 from ekiden.data.cells import DATE, Cells, Writing
 from ekiden.data.undecoded import Raw
@@ -104,8 +104,7 @@ class Column(Checked):
                 between = f"from {low}" if high is None else f"up to {high}" if low is None else f"{low} to {high}"
                 return f"{self.kind}s {between}{unit}"
             case "category", _ if self.categories:
-                more = len(self.categories) - _SHOWN
-                return ", ".join(map(repr, self.categories[:_SHOWN])) + (f" and {more} more" if more > 0 else "")
+                return listed(map(repr, self.categories), _SHOWN)
             case _:
                 return {"category": "names", "id": "ids"}.get(self.kind, f"{self.kind}s")
 
@@ -450,20 +449,17 @@ def of_labels(raw: Raw, schema: Schema) -> list[Violation]:
         return []
     name = schema.labels[0]
     column = schema.columns[name]
-    if column.kind == "number":
-        good = (
-            column.within(raw.label.astype(np.float64)) if raw.label.dtype.kind in "iuf" else np.zeros(len(raw), bool)
-        )
-        return [
-            Violation(raw.where(row), name, "holds values out of range", str(raw.label[row]), column.allows())
-            for row in np.flatnonzero(~good).tolist()
-        ]
     labels = [raw.classes[k] for k in raw.label] if raw.classes and raw.label.dtype.kind == "i" else raw.label.tolist()
-    texts = list(map(_named, labels))
+    if column.kind == "number":
+        what, numbers = "holds values out of range", raw.label.dtype.kind in "iuf"
+        good = column.within(raw.label.astype(np.float64)).tolist() if numbers else [False] * len(raw)
+        shown = list(map(str, raw.label))
+    else:
+        what, names = "holds categories that are not in the schema", list(map(_named, labels))
+        good = [not column.categories or name in column.categories for name in names]
+        shown = list(map(repr, names))
     return [
-        Violation(raw.where(row), name, "holds categories that are not in the schema", repr(text), column.allows())
-        for row, text in enumerate(texts)
-        if column.categories and text not in column.categories
+        Violation(raw.where(row), name, what, shown[row], column.allows()) for row, fits in enumerate(good) if not fits
     ]
 
 

@@ -16,10 +16,11 @@ from ekiden.base.checks import checked
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.outside import require_extra
 from ekiden.data import cache, frames
-from ekiden.data.assemble import assemble, augmented, from_tensors
+from ekiden.data.assemble import AskedData, assemble, augmented, from_tensors
 from ekiden.data.augment import Augment
 from ekiden.data.columns import Columns, Reading, reading, samples
 from ekiden.data.holdings import (
+    READABLE,
     Holding,
     Source,
     check_class_folders,
@@ -27,14 +28,12 @@ from ekiden.data.holdings import (
     find,
     hold,
     named_silos,
-    suits,
     walked,
     written,
 )
 from ekiden.data.kinds import Images
-from ekiden.data.origin import Origin, coming_from
 from ekiden.data.partition import Natural, split
-from ekiden.data.samples import Dataset, FederatedData
+from ekiden.data.samples import Dataset, FederatedData, Origin, coming_from
 from ekiden.data.targets import in_order, meant
 from ekiden.data.tasks import Task
 from ekiden.data.undecoded import Raw
@@ -150,52 +149,46 @@ def load(
         raise UserError(f"size is the side of the images in pixels, 1 or more; it is {size!r}.")
     if isinstance(classes, str):
         raise UserError(f"classes is a list of names, not {classes!r}")
-    asked = _Request("own data", chosen.without_augment(), size, task, like, classes)
-    if frames.is_frame(name) or type(name) is dict:
-        loaded = asked.made(lambda: [hold(name, asked.reading)])
-    elif isinstance(name, str | PathLike):
-        loaded = replace(asked, name=fspath(name)).loaded()
+    named = isinstance(name, str | PathLike)
+    asked = _Request(fspath(name) if named else "own data", chosen.without_augment(), size, task, like, classes=classes)
+    if named:
+        loaded = asked.loaded()
+    elif frames.is_frame(name) or type(name) is dict:
+        loaded = assemble([hold(name, asked.reading)], asked)
     else:
         part = ": give one of its parts, as in data['train']" if isinstance(name, dict) else ""
         raise UserError(f"load takes a name, a path or a frame, not {type(name).__name__}{part}")
     found = augmented(in_order(loaded, tuple(classes or ())), chosen)
-    if like is not None or classes or not isinstance(name, str | PathLike):
+    if like is not None or classes or not named:
         return found
-    name, place = fspath(name), located(fspath(name))
-    found = replace(found, name=place) if found.name == name else found
+    place = located(asked.name)
+    found = replace(found, name=place) if found.name == asked.name else found
     return coming_from(found, Origin(place, size=size, task=task, reading=chosen.located().chosen()))
 
 
 @dataclass(frozen=True)
-class _Request:
-    """What `load` is asked for; see there."""
+class _Request(AskedData):
+    """What `load` is asked for, with what is known of a named data set."""
 
-    name: str
-    reading: Reading
-    size: int | None
-    task: str
-    like: Dataset | None
-    classes: Sequence[str] | None = None
     spec: Named = field(default_factory=Named)
 
     def loaded(self) -> Dataset:
         """Return the data set of this name, or at this path."""
-        if _is_function(self.name):
+        name, task = self.name, str(self.task or "")
+        if _is_function(name):
             if self.reading != Reading():
-                raise UserError(f"{self.name} makes the samples itself: leave out what says how files are read")
-            return meant(
-                _dataset_of(outside.call(self.name, "ekiden.datasets"), self.name, self.size, self.task), self.task
-            )
-        spec, path = NAMED.get(self.name), path_of(self.name)
-        asked = replace(self, spec=spec, size=self.size or spec.size) if spec else self
+                raise UserError(f"{name} makes the samples itself: leave out what says how files are read")
+            return meant(_dataset_of(outside.call(name, "ekiden.datasets"), name, self.size, task), task)
+        spec, path = NAMED.get(name), path_of(name)
+        asked = self
+        if spec:
+            asked = replace(self, spec=spec, size=self.size or spec.size, domains=spec.domains, doubt=spec == Named())
         if path is not None:
-            made = asked.files({"": path}, self.name if spec else path.stem)
+            made = asked.files({"": path}, name if spec else path.stem)
         elif self.reading.names_columns or self.reading.schema:
-            raise UserError(
-                f"{self.name} has fixed columns, which cannot be chosen: give local files of it in EKIDEN_DATA"
-            )
+            raise UserError(f"{name} has fixed columns, which cannot be chosen: give local files of it in EKIDEN_DATA")
         else:
-            made = asked.kept(self.name, *(_digits() if self.name == "digits" else _from_hub(self.name, asked.spec)))
+            made = asked.kept(name, *(_digits() if name == "digits" else _from_hub(name, asked.spec)))
         return replace(made, mean=spec.mean, std=spec.std, augment=spec.augment) if spec else made
 
     def files(self, sources: Mapping[str, Path], stem: str) -> Dataset:
@@ -217,31 +210,17 @@ class _Request:
             held: reads it.
         """
         if self.like is not None:
-            return self.made(held)
-        spec = (self.spec.columns, self.spec.domains, self.spec.hub)
+            return assemble(held(), self)
+        asked = (self.reading, self.size, self.task, self.classes, self.spec.columns, self.domains, self.spec.hub)
         code = self.reading.sample_kind.rpartition(":")[0] if outside.is_file(self.reading.sample_kind) else ""
         own = [Path(file).expanduser() for file in (self.reading.schema, code) if file]
         try:
-            content = cache.key([repr((self.reading, self.size, self.task, self.classes, *spec)), *own, *pieces])
+            content = cache.key([repr(asked), *own, *pieces])
         except OSError as error:
             raise UserError(f"cannot read {error.filename} ({error.strerror}): check that it is there.") from error
-        made = cache.cached(stem, content, lambda: self.made(held))
+        made = cache.cached(stem, content, lambda: assemble(held(), self))
         train, test = (replace(part, classes=made.classes) for part in (made.train, made.test))
         return replace(made, name=self.name, train=train, test=test)
-
-    def made(self, held: Callable[[], list[Holding]]) -> Dataset:
-        """Assemble what is held."""
-        return assemble(
-            held(),
-            self.reading,
-            name=self.name,
-            size=self.size,
-            task=self.task,
-            like=self.like,
-            classes=self.classes,
-            domains=self.spec.domains,
-            doubt=self.spec == Named(),
-        )
 
 
 def join(
@@ -324,7 +303,7 @@ def path_of(name: str) -> Path | None:
     path = Path(name).expanduser()
     if path.exists() and name:
         return path
-    if "/" in name or os.sep in name or suits(path):
+    if "/" in name or os.sep in name or path.suffix.lower() in READABLE:
         find(path)  # raises the error that it is not there
     there = [p.name for p in local.parent.iterdir() if p.is_dir()] if local and local.parent.is_dir() else []
     raise UserError(f"{unknown('data set', name, {*NAMED, *there})} There is no file or folder of that name either.")
@@ -445,7 +424,7 @@ def federate(
     plain = not (classes or augment) and test is None and tests is None and (*mean, *std) == (0.0, 1.0)
     origin = _origin(sources, names, task, how) if plain else None
     name = "silos" if origin else "own data"
-    dataset = assemble(holdings, how, name=name, task=task, classes=classes, test=common)
+    dataset = assemble(holdings, AskedData(name, how, task=task, classes=classes), common)
     dataset = replace(dataset, mean=tuple(mean), std=tuple(std), augment=augment or dataset.augment)
     return split(coming_from(augmented(dataset, how), origin), Natural(), seed=seed, val_fraction=val_fraction)
 

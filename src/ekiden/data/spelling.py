@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.base.errors import UserError, tell
+from ekiden.base.errors import UserError, listed, tell
 from ekiden.base.outside import pa, pc
 from ekiden.data.cells import is_text
 from ekiden.data.kinds import Inputs, Table
@@ -23,7 +23,6 @@ from ekiden.data.undecoded import Raw, natural
 Spelling = Literal["", "merge", "keep"]
 _YES, _NO = ("yes", "y", "true", "t", "1", "ja", "j", "oui", "si"), ("no", "n", "false", "f", "0", "nein", "non")
 _TRUTH = dict.fromkeys(_YES, "yes") | dict.fromkeys(_NO, "no")
-_SHOWN = 5
 _MANY = 1000  # different texts in a column; more are hardly names of categories
 _AGREED = "agreed"
 ALIKE = "names that differ in case, blanks or hyphens only, or mean the same"
@@ -82,11 +81,8 @@ def refuse_spellings(names: Mapping[str, Mapping[str, Mapping[str, int]]]) -> No
 def _pairs(names: Mapping[str, Mapping[str, Mapping[str, int]]]) -> str:
     """Return in words which names are alike; empty if none are."""
     found = [(column, ways) for column, each in names.items() for ways in spellings(each)]
-    shown = []
-    for column, ways in found[:_SHOWN]:
-        written = " and ".join(f"{name!r} ({_silos(silos)})" for name, silos in ways)
-        shown.append(f"{column} has {written}")
-    return "; ".join(shown) + (f", and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+    written = [(column, " and ".join(f"{name!r} ({listed(silos)})" for name, silos in ways)) for column, ways in found]
+    return listed((f"{column} has {names}" for column, names in written), sign="; ")
 
 
 def merging(names: Mapping[str, Mapping[str, int]], known: Sequence[str] = ()) -> dict[str, str]:
@@ -99,11 +95,6 @@ def merging(names: Mapping[str, Mapping[str, int]], known: Sequence[str] = ()) -
     for name in sorted(rows, key=lambda n: (-rows[n], natural(n))):
         wanted.setdefault(keys[name], name)
     return {name: wanted[keys[name]] for name in rows if wanted[keys[name]] != name and name not in known}
-
-
-def _silos(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
 
 
 _OWNERS: tuple[Literal["group", "domain", "subject"], ...] = ("group", "domain", "subject")
@@ -134,8 +125,8 @@ def spelled(
     for what, part in owners.items():
         found[what] = {raw.source: _counted(getattr(raw, part)) for raw in raws}
     agreed: dict[str, Sequence[str]] = {label: classes}
-    if isinstance(known, Table) and known.vocabularies:
-        agreed |= {f"column {c!r}": v for c, v in zip(known.categorical, known.vocabularies, strict=True)}
+    table = Table.of(known)
+    agreed |= {f"column {c!r}": v for c, v in zip(table.categorical, table.vocabularies, strict=False)}
     if not how:
         written = {what: {_AGREED: dict.fromkeys(agreed.get(what, ()), 0), **each} for what, each in found.items()}
         if not raws[0].given or any(silos):
@@ -188,9 +179,7 @@ def _nothing_in_common(held: Mapping[str, set[str]]) -> str:
     owners = Counter(label for own in held.values() for label in own)
     for name, own in held.items():
         if 1 < len(own) < len(owners) and all(owners[label] == 1 for label in own):
-            here, there = (
-                ", ".join(map(repr, sorted(each, key=natural)[:_SHOWN])) for each in (own, set(owners) - own)
-            )
+            here, there = (listed(map(repr, sorted(each, key=natural))) for each in (own, set(owners) - own))
             return f"silo {name} shares no class with others (it has {here}; others have {there})"
     return ""
 
@@ -208,14 +197,14 @@ def numbered_from_two(held: Mapping[str, Iterable[str]]) -> str:
     high = max(every, default=0)
     if every == {-1, 0, 1} and {-1, 0, 1} not in numbers.values():
         signed, plain = ([silo for silo, own in numbers.items() if n in own] for n in (-1, 0))
-        return f"classes are -1 and 1 at {_silos(signed)}, but 0 and 1 at {_silos(plain)}"
+        return f"classes are -1 and 1 at {listed(signed)}, but 0 and 1 at {listed(plain)}"
     zero = [silo for silo, labels in numbers.items() if 0 in labels]
     one = [silo for silo, labels in numbers.items() if high in labels]
     shifted = any(numbers[s] == every - {high} for s in zero) and any(numbers[s] == every - {0} for s in one)
     counted = min(every, default=0) == 0 and len(every) == high + 1  # labels may be codes of 16 digits
     if high < 2 or not counted or set(zero) & set(one) or not shifted:
         return ""
-    return f"classes are 0 to {high - 1} at {_silos(zero)}, but 1 to {high} at {_silos(one)}"
+    return f"classes are 0 to {high - 1} at {listed(zero)}, but 1 to {high} at {listed(one)}"
 
 
 def _texts(raws: Sequence[Raw]) -> list[str]:

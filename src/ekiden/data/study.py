@@ -1,24 +1,29 @@
-"""Draft a study's schema from data, and check all sources against one."""
+"""What a study needs in addition: drafts of its schema, checks of all sources against one, and table one."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import date, timedelta
 from math import floor, isfinite, log10
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from rich.table import Table as RichTable
 
 from ekiden.base import outside
 from ekiden.base.errors import UserError, counted
 from ekiden.data import frames, sources, targets
 from ekiden.data.cells import DATE, Writing
 from ekiden.data.columns import Reading, image_column
+from ekiden.data.dates import DAY
 from ekiden.data.holdings import Holding, find, hold, named_silos, read_part
 from ekiden.data.kinds import Images, Table, Tokens, arrays
 from ekiden.data.kinds.arrays import is_list
+from ekiden.data.moments import ColumnMoments, ColumnSums, told_by
+from ekiden.data.samples import ClientData, Dataset, FederatedData, Subset
 from ekiden.data.schema import SchemaError, Violation, key, string
 from ekiden.data.sources import NAMED
 from ekiden.data.tasks import Classification
@@ -27,21 +32,6 @@ from ekiden.data.undecoded import Raw, natural
 _MANY = 50  # different names; more are not listed
 _MOST = 1e300
 _EPOCH = date(1970, 1, 1)
-
-
-@dataclass
-class _Drafted:
-    """What a draft says about a column: its entries as TOML, each with a remark."""
-
-    name: str
-    entries: list[tuple[str, str, str]] = field(default_factory=list)
-
-    def add(self, entry: str, value: str, remark: str = "") -> None:
-        self.entries.append((entry, value, remark))
-
-    def text(self) -> str:
-        lines = [f"{e} = {v}{f'  # {remark}' if remark else ''}\n" for e, v, remark in self.entries]
-        return f"\n[columns.{key(self.name)}]\n{''.join(lines)}"
 
 
 def draft(data: str, silos: Sequence[str], reading: Reading, task: str = "") -> str:
@@ -64,21 +54,20 @@ def drafted(holdings: Sequence[Holding], reading: Reading, task: str = "") -> st
     """Return a draft of the schema of what sources hold."""
     raws = [part for holding in holdings for part in holding.parts]
     first, least = raws[0], reading.min_count
-    columns: list[_Drafted] = []
-    roles: dict[str, tuple[str, ...]] = {}
+    columns, roles = _features(raws, reading), dict[str, tuple[str, ...]]()
     if first.targets or first.kind in (Images, Table):
-        labels = first.targets or ("label",)
-        columns += _labels(raws, labels, task, least)
-        roles["label_column"] = labels
-    for role, name in (("subject_column", reading.subject_column), ("time_column", reading.time_column)):
-        if name:
-            columns.append(_subject(name) if role == "subject_column" else _time(raws, name, least))
-            roles[role] = (name,)
-    columns = [*_features(raws, reading), *columns]
+        roles["label_column"] = first.targets or ("label",)
+        columns |= _labels(raws, roles["label_column"], task, least)
+    if reading.subject_column:
+        roles["subject_column"] = (reading.subject_column,)
+        columns[reading.subject_column] = _kind("id")
+    if reading.time_column:
+        roles["time_column"] = (reading.time_column,)
+        columns[reading.time_column] = _time(raws, least)
     rows = counted(sum(map(len, raws)), "row")
     head = _HEAD.format(rows=rows, source=first.source + (" and others" * (len(raws) > 1)), least=least)
     named = [f"{role} = {_listed(names) if len(names) > 1 else string(names[0])}\n" for role, names in roles.items()]
-    return head + "".join(named) + "".join(column.text() for column in columns)
+    return head + "".join(named) + "".join(f"\n[columns.{key(name)}]\n{text}" for name, text in columns.items())
 
 
 def check(data: str, silos: Sequence[str], reading: Reading) -> list[Violation]:
@@ -116,18 +105,25 @@ def _sources(data: str, silos: Sequence[str]) -> list[tuple[str, Path]]:
     return [("", path)]
 
 
-def _features(raws: Sequence[Raw], reading: Reading) -> list[_Drafted]:
+def _entry(name: str, value: str, remark: str = "") -> str:
+    return f"{name} = {value}{f'  # {remark}' if remark else ''}\n"
+
+
+def _kind(name: str) -> str:
+    return _entry("kind", string(name))
+
+
+def _features(raws: Sequence[Raw], reading: Reading) -> dict[str, str]:
     """Draft the columns that a model gets."""
     kind = raws[0].kind
     if kind is not Table:
-        column = _Drafted(_sample_column(raws[0], reading))
-        column.add("kind", string("image" if kind is Images else "text" if kind is Tokens else "array"))
-        return [column]
+        what = "image" if kind is Images else "text" if kind is Tokens else "array"
+        return {_sample_column(raws[0], reading): _kind(what)}
     lacking = [(n, raw.source) for n in raws[0].images.column_names for raw in raws if n not in raw.images.column_names]
     if lacking:
         raise UserError(f"{lacking[0][1]} has no column {lacking[0][0]!r}, which {raws[0].source} has: correct it")
     names = [n for n in raws[0].images.column_names if any(raw.images[n].null_count < len(raw) for raw in raws)]
-    return [_feature(name, raws, reading) for name in names]
+    return {name: _feature(name, raws, reading) for name in names}
 
 
 def _sample_column(raw: Raw, reading: Reading) -> str:
@@ -141,9 +137,8 @@ def _sample_column(raw: Raw, reading: Reading) -> str:
     return image or next(n for n in table.column_names if is_list(table[n].type))
 
 
-def _feature(name: str, raws: Sequence[Raw], reading: Reading) -> _Drafted:
-    parts = [raw.images[name] for raw in raws]
-    column, least = _Drafted(name), reading.min_count
+def _feature(name: str, raws: Sequence[Raw], reading: Reading) -> str:
+    parts, names = [raw.images[name] for raw in raws], raws[0].images.column_names
     filled = [raw for raw in raws if raw.images[name].null_count < len(raw)]
     kinds = {str(raw.images[name].type) == "double" for raw in filled}
     dates = {DATE in (raw.images.schema.field(name).metadata or {}) for raw in filled}
@@ -151,69 +146,43 @@ def _feature(name: str, raws: Sequence[Raw], reading: Reading) -> _Drafted:
         raise UserError(f"column {name!r} holds numbers, dates or names, not alike in all sources: correct it")
     if kinds == {True}:
         values = np.concatenate([part.to_numpy() for part in parts if str(part.type) == "double"])
-        _range(column, values[~np.isnan(values)], least, dates=dates == {True})
+        text = _range(values[~np.isnan(values)], reading.min_count, dates=dates == {True})
     else:
-        column.add("kind", string("category"))
-        _categories(column, Counter(v for part in parts for v in part.to_pylist() if v is not None), least)
+        text = _categories(Counter(v for part in parts for v in part.to_pylist() if v is not None), reading.min_count)
     if marks := Writing(reading.missing).marks(name):
-        column.add("missing", _listed([m for m in marks if not any(m.startswith(f"{c}=") for c in _all(raws))]))
-    column.add("required", str(not any(part.null_count for part in parts)).lower())
-    return column
+        text += _entry("missing", _listed([m for m in marks if not any(m.startswith(f"{c}=") for c in names)]))
+    return text + _entry("required", str(not any(part.null_count for part in parts)).lower())
 
 
-def _all(raws: Sequence[Raw]) -> list[str]:
-    return list(raws[0].images.column_names)
-
-
-def _labels(raws: Sequence[Raw], labels: Sequence[str], task: str, least: int) -> list[_Drafted]:
+def _labels(raws: Sequence[Raw], labels: Sequence[str], task: str, least: int) -> dict[str, str]:
     y, classes, chosen = targets.targets(raws, task)
     if isinstance(chosen, Classification):
-        column, names = _Drafted(labels[0]), Counter[str]()
-        for part in y:
-            names.update(classes[k] for k in part.tolist())
-        column.add("kind", string("category"))
-        _categories(column, Counter({name: names[name] for name in classes}), least, ordered=True)
-        return [column]
-    found = []
-    for place, name in enumerate(labels):
-        column = _Drafted(name)
-        values = np.concatenate([part.double().numpy().reshape(len(part), -1)[:, place] for part in y])
-        _range(column, values, least)
-        found.append(column)
-    return found
+        names = Counter(classes[k] for part in y for k in part.tolist())
+        return {labels[0]: _categories(Counter({name: names[name] for name in classes}), least, ordered=True)}
+    values = np.concatenate([part.double().numpy().reshape(len(part), -1) for part in y])
+    return {name: _range(values[:, place], least) for place, name in enumerate(labels)}
 
 
-def _subject(name: str) -> _Drafted:
-    column = _Drafted(name)
-    column.add("kind", string("id"))
-    return column
-
-
-def _time(raws: Sequence[Raw], name: str, least: int) -> _Drafted:
-    column = _Drafted(name)
+def _time(raws: Sequence[Raw], least: int) -> str:
     values = np.concatenate([raw.time for raw in raws if raw.time is not None])
     dates = values.dtype.kind == "M"
-    _range(column, values.astype(np.int64) / 86_400_000_000 if dates else values, least, dates=dates)
-    return column
+    return _range(values.astype(np.int64) / DAY if dates else values, least, dates=dates)
 
 
-def _range(column: _Drafted, values: NDArray[np.float64], least: int, *, dates: bool = False) -> None:
+def _range(values: NDArray[np.float64], least: int, *, dates: bool = False) -> str:
     """Say between which numbers, or days since 1970, all values are; rounded outwards."""
-    column.add("kind", string("date" if dates else "number"))
-    if not dates:
-        column.add("unit", '""', "in words")
+    text = _kind("date") if dates else _kind("number") + _entry("unit", '""', "in words")
     if len(values) < least:
-        column.add("# least", "0", "few rows: not said here")
-        return
+        return text + _entry("# least", "0", "few rows: not said here")
     low, high = float(values.min()), float(values.max())
     if dates:
         first, last = (_EPOCH + timedelta(days=floor(day)) for day in (low, high))
-        column.add("least", string(f"{first.year:04}-01-01"))
-        column.add("most", string(f"{last.year:04}-12-31"))
-        return
+        years = _entry("least", string(f"{first.year:04}-01-01")) + _entry("most", string(f"{last.year:04}-12-31"))
+        return text + years
     for entry, bound in (("least", -_outward(-low, high - low)), ("most", _outward(high, high - low))):
         if abs(bound) <= _MOST:
-            column.add(entry, f"{bound:.0f}" if bound.is_integer() and abs(bound) < 1e15 else repr(bound))
+            text += _entry(entry, f"{bound:.0f}" if bound.is_integer() and abs(bound) < 1e15 else repr(bound))
+    return text
 
 
 def _outward(value: float, span: float) -> float:
@@ -227,17 +196,131 @@ def _outward(value: float, span: float) -> float:
     return clean if clean >= value else rounded if rounded >= value else value
 
 
-def _categories(column: _Drafted, names: Counter[str], least: int, *, ordered: bool = False) -> None:
+def _categories(names: Counter[str], least: int, *, ordered: bool = False) -> str:
     """List the names of a column, if they are few."""
-    if not names:
-        return
     if len(names) > _MANY:
-        column.add("# categories", "[]", f"{len(names):,} different names: not listed, any is allowed")
-        return
-    listed = list(names) if ordered else sorted(names, key=natural)
-    rare = [name for name in listed if names[name] < least]
-    column.add("categories", _listed(listed), f"few rows: {', '.join(map(string, rare))}" if rare else "")
+        more = f"{len(names):,} different names: not listed, any is allowed"
+        return _kind("category") + _entry("# categories", "[]", more)
+    known = list(names) if ordered else sorted(names, key=natural)
+    rare = ", ".join(string(name) for name in known if names[name] < least)
+    few = _entry("categories", _listed(known), f"few rows: {rare}" if rare else "")
+    return _kind("category") + (few if names else "")
 
 
 def _listed(names: Sequence[Any]) -> str:
     return f"[{', '.join(map(string, names))}]"
+
+
+ALL = "all"
+_OTHER = "(other)"
+
+
+@dataclass(frozen=True)
+class CohortCell:
+    """What is known of a column, or of one of its categories, at a silo.
+
+    Attributes:
+        count: rows that have it.
+        share: of the silo's rows.
+        mean: of numbers; None for categories, and if too few rows have a number.
+        deviation: standard deviation.
+    """
+
+    count: int
+    share: float
+    mean: float | None = None
+    deviation: float | None = None
+
+    def __str__(self) -> str:
+        if self.mean is None or self.deviation is None:
+            return f"{self.count:,} ({100 * self.share:.1f} %)" if self.count else "-"
+        return f"{self.mean:.4g} ({self.deviation:.3g})"
+
+
+@dataclass(frozen=True)
+class CohortLine:
+    """A line of the table.
+
+    Attributes:
+        column: name of the column; "label" for classes.
+        category: one of its categories; "missing"; empty for numbers.
+        silos: what is known, for all together and for each silo.
+    """
+
+    column: str
+    category: str
+    silos: Mapping[str, CohortCell]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+
+def table_one(told: Sequence[ColumnSums]) -> list[CohortLine]:
+    """Return the lines of the table, from what each silo told about its rows."""
+    if len({tuple(one.moments) + tuple(one.categories) for one in told}) > 1:
+        raise UserError("the silos told sums of different columns: make them with the same columns everywhere")
+    whole = ColumnSums.together(told)
+    silos = {ALL: whole} | {one.silo or f"silo {k}": one for k, one in enumerate(told, 1)}
+    rows = {ALL: 0} | {name: one.least_rows for name, one in silos.items() if name != ALL}
+    rows[ALL] = sum(rows.values())
+    lines = [CohortLine("rows", "", {name: CohortCell(n, 1.0) for name, n in rows.items()})]
+
+    def add(column: str, category: str, counts: Mapping[str, int]) -> None:
+        cells = {name: CohortCell(n, n / max(rows[name], 1)) for name, n in counts.items()}
+        lines.append(CohortLine(column, category, cells))
+
+    def number(name: str, found: ColumnMoments) -> CohortCell:
+        share = found.count / max(rows[name], 1)
+        return CohortCell(found.count, share, found.mean, found.deviation) if found.count else CohortCell(0, 0.0)
+
+    for column in whole.moments:
+        lines.append(CohortLine(column, "", {name: number(name, one.moments[column]) for name, one in silos.items()}))
+        if whole.missing.get(column):
+            add(column, "missing", {name: one.missing[column] for name, one in silos.items()})
+    for column, known in whole.categories.items():
+        for category in sorted(known):
+            each = {name: one.categories[column].get(category, 0) for name, one in silos.items()}
+            add(column, category or "missing", each)
+    for category in whole.classes:
+        add("label", category, {name: one.classes.get(category, 0) for name, one in silos.items()})
+    return lines
+
+
+def cohort_drawn(lines: Sequence[CohortLine]) -> RichTable:
+    """Return the table for the terminal: mean (standard deviation) of numbers, rows (share) of categories."""
+    table = RichTable(title="mean (standard deviation), or rows (share)", title_justify="left")
+    table.add_column("column")
+    for name in lines[0].silos:
+        table.add_column(name, justify="right")
+    for line in lines:
+        if line.column == "rows":
+            table.add_row("rows", *(f"{cell.count:,}" for cell in line.silos.values()))
+            continue
+        table.add_row(" = ".join(filter(None, (line.column, line.category))), *map(str, line.silos.values()))
+    return table
+
+
+def cohort_sums(fed: FederatedData) -> list[ColumnSums]:
+    """Return what silos on this machine tell about all their rows: those for training, validation and test."""
+    if not isinstance(fed.dataset.inputs, Table):
+        raise UserError(f"table one is for tables, these samples are {fed.dataset.inputs.words}: leave it out")
+    return [_of_client(client, fed.dataset) for client in fed.clients]
+
+
+def _of_client(client: ClientData, dataset: Dataset) -> ColumnSums:
+    """Return the sums over rows that are scaled already, in the columns' own units."""
+    table = Table.of(dataset.inputs)
+    parts = [part for part in (client.train, client.val, client.test) if len(part)]
+    x = torch.cat([part.x for part in parts]).double()
+    values = x[:, : len(table.numeric)].numpy() * np.array(table.scale) + np.array(table.centre)
+    for place, name in enumerate(table.gaps, len(table.numeric)):
+        values[x[:, place].numpy() > 0.5, table.numeric.index(name)] = np.nan
+    rows = np.concatenate([values, x[:, table.numbers :].numpy()], axis=1)
+    plain = replace(table, centre=(), scale=(), gaps=())
+    samples = replace(parts[0].samples, x=torch.from_numpy(rows), y=torch.cat([part.y for part in parts]))
+    everything = Subset(samples, torch.arange(len(rows)))
+    found = told_by(replace(client, train=everything), replace(dataset, inputs=plain, least=1))
+    rare = (x[:, table.numbers :] == 0).sum(0).tolist()  # categories that the silos did not agree on
+    others = {name: {_OTHER: int(n)} if n else {} for name, n in zip(table.categorical, rare, strict=True)}
+    return replace(found, categories={name: {**known, **others[name]} for name, known in found.categories.items()})

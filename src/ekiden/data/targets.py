@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.base.errors import UserError, unknown
+from ekiden.base.errors import UserError, listed, unknown
 from ekiden.data.cells import warn_of_marks
 from ekiden.data.samples import Dataset
 from ekiden.data.tasks import (
@@ -86,10 +86,10 @@ def _refuse_gaps(labels: Sequence[int], source: str) -> None:
     """Refuse masks with numbers such as 0 and 255, of which most would be classes without a pixel."""
     classes = [label for label in labels if label != IGNORED]
     if classes and classes[-1] >= 2 * len(classes):
-        shown = ", ".join(map(str, classes[:_SHOWN])) + ", ..." * (len(classes) > _SHOWN)
         raise UserError(
-            f"pixels of {source} have the labels {shown} only: number classes from 0 without gaps (255 often means "
-            f"foreground, which is 1, or pixels to ignore, which are {IGNORED}), or name all by classes="
+            f"pixels of {source} have the labels {listed(classes, _SHOWN)} only: number classes from 0 without gaps "
+            f"(255 often means foreground, which is 1, or pixels to ignore, which are {IGNORED}), or name all by "
+            "classes="
         )
 
 
@@ -259,7 +259,7 @@ def _numbered(parts: Sequence[_Labels]) -> tuple[str, ...]:
     known, high = max(len(part.names) for part in parts), max(present)
     gaps = (k for k in range(high) if k not in present)
     if high >= known and (missing := [str(k) for k, _ in zip(gaps, range(_SHOWN + 1), strict=False)]):
-        shown = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
+        shown = ", ".join([*missing[:_SHOWN], *["..."] * (len(missing) > _SHOWN)])  # labels may be in billions
         largest = next(part for part in parts if high in part.present())
         raise UserError(
             f"no sample has label {shown}, but {largest.first(high)} has label {high}: number the labels from 0 "

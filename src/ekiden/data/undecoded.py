@@ -297,20 +297,15 @@ def natural(name: str) -> tuple[bool, int, str]:
     return not number, int(name) if number else 0, name
 
 
-def codes(
-    parts: Sequence[NDArray[Any]], names: tuple[str, ...], what: str, source: str
-) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Return numbers for the values of all parts: positions in `names`, or else in the sorted values."""
-    if names and all(p.dtype.kind == "i" for p in parts):
-        parts = [np.array(names)[p] if p.min() >= 0 and p.max() < len(names) else p for p in parts]
-    found, inverse = np.unique(np.concatenate([p.astype(np.str_) for p in parts]), return_inverse=True)
-    order = names or tuple(sorted(map(str, found), key=natural))
-    place = {name: i for i, name in enumerate(order)}
-    if strange := next((str(f) for f in found if str(f) not in place), None):
-        raise UserError(f"{what} {strange!r} in {source} is not among the {what} names: {', '.join(order)}.")
-    numbers = np.array([place[str(f)] for f in found], dtype=np.int64)[inverse]
-    cuts = np.cumsum([len(p) for p in parts])[:-1]
-    return [torch.from_numpy(p.copy()) for p in np.split(numbers, cuts)], order
+def _given(parts: Sequence[Raw], what: str) -> list[NDArray[Any]] | None:
+    """Return these values of each part; None if a part has none."""
+    values = [getattr(part, what) for part in parts]
+    return None if any(value is None for value in values) else values
+
+
+def _cut(numbers: NDArray[np.int64], like: Sequence[NDArray[Any]]) -> list[Tensor]:
+    """Return numbers of all parts together as numbers of each."""
+    return [torch.from_numpy(part.copy()) for part in np.split(numbers, np.cumsum(list(map(len, like)))[:-1])]
 
 
 def owners(
@@ -323,30 +318,32 @@ def owners(
         parts: parts of one data set.
         preferred: their names in order; used if the parts have no others and the files do not name them.
     """
-    values = [part.domain if what == "domain" else part.group for part in parts]
-    given = [value for value in values if value is not None]
-    if len(given) < len(values):
-        return [None] * len(values), ()
+    if (given := _given(parts, what)) is None:
+        return [None] * len(parts), ()
     names = parts[0].domains if what == "domain" else ()
     if not names and set(preferred) >= {str(v) for part in given for v in np.unique(part)}:
         names = preferred
-    return codes(given, names, what, parts[0].source)
+    if names and all(p.dtype.kind == "i" for p in given):
+        given = [np.array(names)[p] if p.min() >= 0 and p.max() < len(names) else p for p in given]
+    found, inverse = np.unique(np.concatenate([p.astype(np.str_) for p in given]), return_inverse=True)
+    order = names or tuple(sorted(map(str, found), key=natural))
+    place = {name: i for i, name in enumerate(order)}
+    if strange := next((str(f) for f in found if str(f) not in place), None):
+        source = parts[0].source
+        raise UserError(f"{what} {strange!r} in {source} is not among the {what} names: {', '.join(order)}.")
+    return _cut(np.array([place[str(f)] for f in found], dtype=np.int64)[inverse], given), order
 
 
 def subjects(parts: Sequence[Raw]) -> list[Tensor | None]:
     """Return the number of each sample's subject, the same for the same name in all parts; None without subjects."""
-    given = [part.subject for part in parts if part.subject is not None]
-    if len(given) < len(parts):
+    if (given := _given(parts, "subject")) is None:
         return [None] * len(parts)
-    _, numbers = np.unique(np.concatenate(given), return_inverse=True)
-    cuts = np.cumsum([len(values) for values in given])[:-1]
-    return [torch.from_numpy(values.copy()) for values in np.split(numbers.astype(np.int64), cuts)]
+    return [*_cut(np.unique(np.concatenate(given), return_inverse=True)[1].astype(np.int64), given)]
 
 
 def times(parts: Sequence[Raw]) -> list[Tensor | None]:
     """Return the times of all parts as numbers (n,) that can be compared; None if the parts have no times."""
-    given = [part.time for part in parts if part.time is not None]
-    if len(given) < len(parts):
+    if (given := _given(parts, "time")) is None:
         return [None] * len(parts)
     odd = next((k for k, values in enumerate(given) if values.dtype != given[0].dtype), None)
     if odd is not None:

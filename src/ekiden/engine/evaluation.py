@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from ekiden.data.samples import FederatedData, Subset
 from ekiden.data.tasks import MultiLabel, Scores, Survival, Task
-from ekiden.data.tasks.counting import counting_of
-from ekiden.data.tasks.figures import Figures, Wanted, figures
 from ekiden.engine import wire
+from ekiden.engine.counting import counting_of
 from ekiden.engine.drive import Evaluator
+from ekiden.engine.figures import Figures, Wanted, figures
 from ekiden.engine.method import Method
 from ekiden.engine.transport import Transport
 from ekiden.engine.worker import Worker

@@ -10,7 +10,7 @@ from typing import Any
 from ekiden.base import outside
 from ekiden.base.errors import UserError
 from ekiden.data import NAMED
-from ekiden.data.origin import said_in
+from ekiden.data.samples import said_in
 from ekiden.data.tasks import Metric
 from ekiden.engine.folder import settings_in
 from ekiden.methods import known

@@ -17,8 +17,7 @@ from ekiden.base.errors import UserError, counted, unknown
 from ekiden.base.outside import require_extra
 from ekiden.data.augment import normalise
 from ekiden.data.kinds import Images, Inputs, Table, Tokens, from_json
-from ekiden.data.origin import said_in
-from ekiden.data.samples import Dataset, FederatedData, Samples
+from ekiden.data.samples import Dataset, FederatedData, Samples, said_in
 from ekiden.data.tasks import Metric, Task, task_of
 from ekiden.engine.drive import Row
 from ekiden.engine.evaluation import Built, TestSet

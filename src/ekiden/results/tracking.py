@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.files import write
-from ekiden.data.origin import said_in
+from ekiden.data.samples import said_in
 from ekiden.data.tasks import Metric
 from ekiden.engine.drive import Row
 from ekiden.engine.folder import read_config, read_lines

@@ -11,8 +11,8 @@ from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero, made, plai
 from ekiden.base.errors import UserError, at
 from ekiden.base.settings import Hardware
 from ekiden.data import NAMED, Dataset, FederatedData, Iid, Reading, join, load, parse, silos, split
-from ekiden.data import origin as origins
 from ekiden.data.partition import Unmet
+from ekiden.data.samples import Origin
 from ekiden.data.tasks import task_of
 from ekiden.engine import networks
 from ekiden.engine.drive import Row
@@ -223,7 +223,7 @@ def _from_python(config: Mapping[str, Any]) -> Plan[Method]:
 
 def _data_in(config: Mapping[str, Any]) -> Plan[Method]:
     """Return a plan with the recipe and the data of a run that was started in Python."""
-    origin = origins.from_json(config.get("origin", {}))
+    origin = Origin.from_json(config.get("origin", {}))
     if not origin.kept:
         raise UserError(f"{in_memory(config)}: give them again, {GIVE_AGAIN}")
     return Plan(
@@ -248,7 +248,7 @@ def in_memory(config: Mapping[str, Any]) -> str:
         return ""
     if config.get("on"):
         return "its data stayed at the silos"
-    if not origins.from_json(config.get("origin", {})).kept:
+    if not Origin.from_json(config.get("origin", {})).kept:
         return "its data were given in Python"
     if config["network"] is None:
         return f"its network ({config['recipe']['model']}) was made in Python"

@@ -21,7 +21,7 @@ from ekiden.base.checks import plain
 from ekiden.base.errors import UserError, at, counted
 from ekiden.base.files import Damaged, read_regular
 from ekiden.base.settings import Hardware, Training
-from ekiden.data.origin import said_in
+from ekiden.data.samples import said_in
 from ekiden.data.tasks import Metric, Scores, Task, task_of
 from ekiden.engine import evaluation
 from ekiden.engine.drive import told

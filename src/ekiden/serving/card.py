@@ -8,7 +8,7 @@ from typing import Any
 from ekiden.base import outside
 from ekiden.base.errors import counted
 from ekiden.data.kinds import Table
-from ekiden.data.origin import said_in
+from ekiden.data.samples import said_in
 from ekiden.data.tasks import Classification, MultiLabel, Regression, Survival
 from ekiden.results.result import LoadedModel, Result, flat, inputs_of, not_finished, task_in
 from ekiden.runs.summary import size

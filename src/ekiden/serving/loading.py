@@ -12,8 +12,7 @@ from ekiden.base import outside
 from ekiden.base.errors import UserError, at, unknown
 from ekiden.base.files import path_of
 from ekiden.data.kinds import from_json
-from ekiden.data.origin import said_in
-from ekiden.data.samples import FederatedData
+from ekiden.data.samples import FederatedData, said_in
 from ekiden.engine.evaluation import Built
 from ekiden.engine.folder import config_digest, read_config, read_ledger, read_lines, read_state
 from ekiden.engine.method import Method

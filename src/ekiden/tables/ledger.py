@@ -1,16 +1,26 @@
 """The ledger of reproduction: results of sweeps next to the printed values, a Markdown page that is read back."""
 
+import json
+import os
 import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from io import BytesIO
 from pathlib import Path
 from statistics import mean
 from textwrap import fill
 
+from PIL import Image
+from torch import Tensor
+
 from ekiden.base.errors import UserError
-from ekiden.data import describe
+from ekiden.data import NAMED, Named, Reading, load
+from ekiden.data.doubts import fingerprints
+from ekiden.data.holdings import hold
+from ekiden.data.kinds import Images
+from ekiden.data.undecoded import Raw
 from ekiden.runs.summary import duration, size
 from ekiden.tables.experiment import PAPER, Cell, Experiment, Published, read
 from ekiden.tables.sweep import Sweep, failures
@@ -254,7 +264,7 @@ def page(sweeps: Sequence[Sweep], old: str = "") -> str:
     sections = {command: judged_again(text, tables[command]) for command, text in kept.items()}
     sections |= {command: section(*found) for command, found in alike.items()}
     data = [name for command, text in sections.items() for name in _data(text, tables[command])]
-    return "\n".join([_HEAD, *_changes(sections.values()), *describe.paragraph(data, before), *sections.values()])
+    return "\n".join([_HEAD, *_changes(sections.values()), *paragraph_on_copies(data, before), *sections.values()])
 
 
 def _command(part: str) -> str:
@@ -392,3 +402,71 @@ def _environment(results: Sequence[CellResult]) -> str:
             f"Ekiden {run.config.get('ekiden', 'unknown')}, PyTorch {given.get('torch') or 'unknown'}, {device}"
         )
     return f"{'; '.join(sorted(versions))}; {duration(sum(run.seconds for run in runs))} of computing in all"
+
+
+NOTES = "info.json"
+_NOTED = ("fidelity", "split")  # entries of such a file that say what was done to the images
+_COPIES = (
+    "**Data.** The copies that lay where this page was written. A test image equals a training image if all pixels are "
+    "the same, at the size that the networks are given."
+)
+_COPY = re.compile(r"^- `([^`]+)`: .*(?:\n  .*)*", flags=re.MULTILINE)
+
+
+def paragraph_on_copies(names: Iterable[str], old: str = "") -> list[str]:
+    """Return the lines of a Markdown paragraph about data sets; none if there is nothing to say.
+
+    Args:
+        names: names of data sets. Only those in `$EKIDEN_DATA` are described.
+        old: a text with such a paragraph. Its lines about data sets that are not there are kept.
+    """
+    said = {found[1]: found[0] for found in _COPY.finditer(old)}
+    for name in dict.fromkeys(names):
+        if copy := copy_described(name):
+            said[name] = fill(f"- `{name}`: {copy}", 118, subsequent_indent="  ", break_on_hyphens=False)
+    return [fill(_COPIES, 118), "", *(said[name] for name in sorted(said)), ""] if said else []
+
+
+def copy_described(name: str) -> str:
+    """Describe the copy of a data set in `$EKIDEN_DATA`; empty if there is none."""
+    root = os.environ.get("EKIDEN_DATA")
+    folder = Path(root).expanduser() / name if root else Path(name)
+    if not root or not folder.is_dir() or Path(name).is_absolute():
+        return ""
+    spec = NAMED.get(name, Named())
+    parts = hold(folder, Reading(), usual=spec.columns).parts
+    data = load(name)
+    train, test = len(data.train), len(data.test)
+    equal = equal_images(data.train.x, data.test.x)
+    first = f"{train} training and {test} test images, {_encoding(parts)}"
+    shown = f"the networks get {spec.size} x {spec.size} pixels" if spec.size else ""
+    same = f"{equal} of the {test} test images equal{'s' if equal == 1 else ''} a training image"
+    return f"{'; '.join(filter(None, [first, *_noted(folder), shown]))}. {same[0].upper()}{same[1:]}."
+
+
+def equal_images(train: Tensor, test: Tensor) -> int:
+    """Return how many of the test images equal a training image, pixel by pixel."""
+    known = set(fingerprints(train, Images(), b""))
+    return sum(image in known for image in fingerprints(test, Images(), b""))
+
+
+def _encoding(parts: Iterable[Raw]) -> str:
+    """Return formats and sizes of the files' images, such as "JPEG of 32 x 32 pixels"."""
+    kinds: Counter[str] = Counter()
+    for encoded in (image for part in parts for image in part.images):
+        if isinstance(encoded, bytes | Path):
+            with Image.open(BytesIO(encoded) if isinstance(encoded, bytes) else encoded) as image:
+                kinds[f"{image.format} of {image.width} x {image.height} pixels"] += 1
+    common = [kind if len(kinds) == 1 else f"{n} {kind}" for kind, n in kinds.most_common(3)]
+    return ", ".join([*common, "others"] if len(kinds) > len(common) else common)
+
+
+def _noted(folder: Path) -> list[str]:
+    """Return what is noted next to the files."""
+    try:
+        notes = json.loads((folder / NOTES).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    values = [notes.get(key) for key in _NOTED] if isinstance(notes, dict) else []
+    texts = [" ".join(value.split()) if isinstance(value, str) else "" for value in values]
+    return [f"{key} as noted: {text}" for key, text in zip(_NOTED, texts, strict=False) if text]

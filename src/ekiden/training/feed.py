@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ekiden.base import files
 from ekiden.base.settings import Hardware
-from ekiden.data import cache, mapped
+from ekiden.data import cache
 from ekiden.data.augment import normalise
 from ekiden.data.samples import Dataset, Samples, Subset
 from ekiden.training import frozen
@@ -94,7 +95,7 @@ class Feed:
 
             if key not in held.answers:
                 row = int(index[0])
-                file = mapped.folder() / self._name(held, key)
+                file = files.cache_folder() / self._name(held, key)
                 held.answers[key] = RememberedAnswers.of(one(row), alone(row), len(held.samples), file)
             answers = held.answers[key]
             if answers is None:

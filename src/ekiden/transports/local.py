@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 import torch.multiprocessing  # noqa: F401  (lets processes share tensors)
 
 from ekiden.base.errors import UserError
-from ekiden.data.mapped import place
+from ekiden.base.files import place
 from ekiden.data.samples import ClientData
 from ekiden.engine import wire
 from ekiden.engine.method import INITIAL, payload_types

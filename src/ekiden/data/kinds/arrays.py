@@ -34,7 +34,6 @@ class Arrays(Inputs):
     arrays = True
 
     def network(self, shape: tuple[int, ...]) -> str:
-        """See `Inputs`."""
         return "cnn_signal" if len(shape) == 2 and shape[1] >= SHORTEST else ""
 
     def encode(self, raw: Any) -> Tensor:
@@ -70,7 +69,6 @@ class Arrays(Inputs):
             ) from None
 
     def takes(self, shape: Sequence[int]) -> str:
-        """See `Inputs`."""
         return f"float32 arrays of shape {tuple(shape)}."
 
 

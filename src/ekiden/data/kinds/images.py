@@ -1,7 +1,6 @@
 """Decode images to uint8 tensors."""
 
 import os
-import warnings
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,13 +15,14 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from ekiden.base import files
 from ekiden.base.checks import CountOrZero
-from ekiden.base.errors import DataWarning, UserError, counted, row_text
+from ekiden.base.errors import UserError, counted, row_text, tell
 from ekiden.base.outside import pa
-from ekiden.data import frames, mapped, medical, raster
+from ekiden.data import frames, pictures
 from ekiden.data.cells import is_text
 from ekiden.data.kinds import arrays
-from ekiden.data.raster import Loaded, Look, split
+from ekiden.data.pictures import Loaded, Look, split
 from ekiden.data.undecoded import Encoding, Inputs, Raw
 
 CHUNK = 128  # images that a thread decodes at a time
@@ -103,11 +103,9 @@ class Images(Inputs):
         return [path if cell.get("bytes") is None else cell["bytes"] for cell, path in zip(found, paths, strict=True)]
 
     def for_model(self, raw: Any, shape: tuple[int, ...], notes: "Notes | None" = None) -> Tensor:
-        """See `Inputs`."""
         return self.encode(raw, shape, notes)
 
     def takes(self, shape: Sequence[int]) -> str:
-        """See `Inputs`."""
         return f"{'colour' if shape[0] == 3 else 'grey'} images of {shape[2]} x {shape[1]} pixels, 0 to 255."
 
     @classmethod
@@ -115,7 +113,7 @@ class Images(Inputs):
         """Return whether a file is an image, by its extension or, for DICOM, by its first bytes."""
         suffix = split(file)[0].suffix.lower()
         many = (*frames.SUFFIXES, *arrays.SUFFIXES)
-        return suffix in raster.SUFFIXES or (suffix not in many and medical.is_medical(split(file)[0]))
+        return suffix in pictures.RASTER or (suffix not in many and pictures.is_medical(file))
 
     def terms(self) -> Inputs:
         """See `Inputs`; the shape of samples stands for their size."""
@@ -164,7 +162,7 @@ class Notes:
             )
         lines += [f"{n} of {counted(self.files, 'image')} in {source} {what}" for what, n in self.doubts.items()]
         for line in lines:
-            warnings.warn(line, DataWarning, stacklevel=2)
+            tell(line)
 
 
 def is_encoded(kind: Any) -> bool:
@@ -208,7 +206,7 @@ def decode(
         strict = channels == 1 and images.colour == "auto"  # then no image may have colours
         out, levels, brightest = [], list[int | None](), list[int]()
         for side in each:
-            pixels = mapped.room((len(side), channels, height, width))
+            pixels = files.room((len(side), channels, height, width))
             chunks = [(side[at : at + CHUNK], pixels[at : at + CHUNK]) for at in range(0, len(side), CHUNK)]
             for found, bright, blank in pool.map(lambda chunk: _chunk(chunk[0], chunk[1], images, strict), chunks):
                 levels += found
@@ -220,8 +218,7 @@ def decode(
         silos = _by_silo(each[0])  # these places come first
         told.silos += _unlike(silos, looks, levels, channels, images) + _dark(silos, brightest)
     if notes is None:
-        first, *others = dict.fromkeys(raw.source for side in sides for raw in side)
-        told.warn(f"{first} and {counted(len(others), 'other')}" if others else first)
+        told.warn(_first([*dict.fromkeys(raw.source for side in sides for raw in side)]))
     return out
 
 
@@ -310,7 +307,7 @@ def _look(item: _Item) -> Look:
     """Return what the header of one image says."""
     try:
         source = _source(item)
-        seen = medical.look(source) if medical.is_medical(source) else raster.look(source)
+        seen = pictures.look(source)
         if not min(seen.size):
             raise UserError("it has no pixels: leave it out")
         return seen
@@ -331,7 +328,7 @@ def _chunk(
     for place, item in enumerate(items):
         try:
             source = _source(item)
-            loaded = medical.load(source) if medical.is_medical(source) else raster.load(source)
+            loaded = pictures.load(source)
             image, level, holes = _plain(loaded, images.window)
             pixels = np.array(_sized(_in_channels(image, into.shape[1], strict), images))
         except Exception as error:

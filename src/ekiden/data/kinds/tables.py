@@ -1,6 +1,5 @@
 """Make tensors of the rows of a table."""
 
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,12 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.base.errors import DataWarning, UserError
+from ekiden.base.errors import UserError, listed, tell
 from ekiden.data import frames
 from ekiden.data.cells import DATE, Cells, Writing
 from ekiden.data.undecoded import Encoding, Inputs, Raw
 
-_SHOWN = 5  # names in a message
 Numbers = NDArray[np.float64]
 Names = NDArray[np.str_]
 
@@ -71,16 +69,13 @@ class Table(Inputs):
         return not self.categorical
 
     def network(self, shape: tuple[int, ...]) -> str:
-        """See `Inputs`."""
         return "table_mlp"
 
     def takes(self, shape: Sequence[int]) -> str:
-        """See `Inputs`."""
         return f"rows with the columns {', '.join((*self.numeric, *self.categorical))}."
 
     @classmethod
     def taken(cls, samples: Any, rows: NDArray[np.int64]) -> Any:
-        """See `Inputs`."""
         return samples.take(rows)
 
     @classmethod
@@ -96,6 +91,11 @@ class Table(Inputs):
         table, tensors = unscaled([raw for side in sides for raw in side], wanted.reading.missing)
         cut = len(sides[0])
         return [torch.cat(tensors[:cut]), torch.cat(tensors[cut:])], table
+
+    @staticmethod
+    def of(inputs: Inputs | None) -> "Table":
+        """Return these inputs if they are a table, otherwise a table without columns."""
+        return inputs if isinstance(inputs, Table) else Table()
 
     @property
     def numbers(self) -> int:
@@ -122,7 +122,6 @@ class Table(Inputs):
         return self.scaled(*rows(part, self))
 
     def values_named(self, width: int) -> list[str]:
-        """See `Inputs`."""
         gaps = [f"the gaps of column {name!r}" for name in self.gaps] if self.scale else []
         return [*(f"column {n!r}" for n in self.numeric), *gaps, *(f"column {n!r}" for n in self.categorical)]
 
@@ -137,15 +136,12 @@ class Table(Inputs):
             counts = Counter(text for raw in raws for text in _names(raw.images[name]).tolist())
             strange = {text: n for text, n in counts.most_common() if text and text not in known}
             if strange:
-                shown = ", ".join(map(repr, [*strange][:_SHOWN]))
-                more = f" and {len(strange) - _SHOWN:,} more" if len(strange) > _SHOWN else ""
-                found.append(f"column {name!r}: {shown}{more} in {sum(strange.values()):,} of {rows_:,} rows")
+                rows_with = f"{sum(strange.values()):,} of {rows_:,} rows"
+                found.append(f"column {name!r}: {listed(map(repr, strange))} in {rows_with}")
         if found:
-            warnings.warn(
+            tell(
                 f"{raws[0].source} holds categories that the model does not know ({'; '.join(found)}): all of them "
-                "count as one, as categories with too few rows did in training",
-                DataWarning,
-                stacklevel=3,
+                "count as one, as categories with too few rows did in training"
             )
 
     def scaled(self, numbers: Numbers, names: Sequence[Names]) -> Tensor:
@@ -235,21 +231,21 @@ def _same_columns(wanted: Sequence[str], found: Sequence[str], first: str, sourc
     extra = [name for name in found if name not in wanted and not more]
     if lacking:
         raise UserError(
-            f"{source} has no column {', '.join(map(repr, lacking[:_SHOWN]))}, which {first} has: it has "
+            f"{source} has no column {listed(map(repr, lacking))}, which {first} has: it has "
             f"{', '.join(found)}; all silos need the same columns"
         )
     if extra:
         raise UserError(
-            f"{source} has the column{'s' * (len(extra) > 1)} {', '.join(map(repr, extra[:_SHOWN]))}, which "
-            f"{first} does not have: use --drop-columns={extra[:_SHOWN]}"
+            f"{source} has the column{'s' * (len(extra) > 1)} {listed(map(repr, extra))}, which {first} does not have: "
+            f"use --drop-columns={extra}"
         )
 
 
 def _kind(name: str, raws: Sequence[Raw]) -> str:
     """Return numbers, dates, names, or "" for a column without any value."""
-    kinds = [_stored(raw, name) for raw in raws]
+    kinds = [(_stored(raw, name), raw) for raw in raws]
     known: dict[str, Raw] = {}
-    for kind, raw in zip(kinds, raws, strict=True):
+    for kind, raw in kinds:
         if kind:
             known.setdefault(kind, raw)
     if "names" in known and len(known) > 1:
@@ -265,10 +261,9 @@ def _kind(name: str, raws: Sequence[Raw]) -> str:
             f"column {name!r} of {odd.source} holds {_written(unlike)}, but that of {one.source} {_written(form)}: "
             "write dates alike at all silos"
         )
-    empty = {raw.source for kind, raw in zip(kinds, raws, strict=True) if not kind}
-    empty -= {raw.source for kind, raw in zip(kinds, raws, strict=True) if kind}
+    empty = {raw.source for kind, raw in kinds if not kind} - {raw.source for kind, raw in kinds if kind}
     if known and empty:
-        warnings.warn(f"column {name!r} of {', '.join(sorted(empty))} has no value", DataWarning, stacklevel=3)
+        tell(f"column {name!r} of {', '.join(sorted(empty))} has no value")
     return "".join(kind if kind in ("names", "numbers") else "dates" for kind in known)
 
 

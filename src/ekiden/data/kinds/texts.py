@@ -73,11 +73,9 @@ class Tokens(Inputs):
 
     @property
     def continuous(self) -> bool:
-        """See `Inputs`."""
         return False
 
     def network(self, shape: tuple[int, ...]) -> str:
-        """See `Inputs`."""
         return "text_mean"
 
     @classmethod
@@ -100,7 +98,6 @@ class Tokens(Inputs):
         return [text or "" for text in table.column(0).to_pylist()]
 
     def takes(self, shape: Sequence[int]) -> str:
-        """See `Inputs`."""
         name = self.tokenizer if self.tokenizer == "words" else Path(self.tokenizer).name
         return f"texts of up to {self.length} tokens (tokenizer: {name})."
 
@@ -113,7 +110,6 @@ class Tokens(Inputs):
         return F.pad(x, (0, (length or self.length) - x.shape[1]), value=self.pad)
 
     def cut(self, x: Tensor) -> Tensor:
-        """See `Inputs`."""
         return x[:, : max(2, int(self.lengths(x).max())) if len(x) else 2]
 
     def mask(self, tokens: Tensor) -> Tensor:

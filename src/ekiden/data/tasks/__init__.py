@@ -11,8 +11,15 @@ from torch import Tensor
 from ekiden.base import outside
 from ekiden.base.errors import UserError, unknown
 from ekiden.data.tasks.base import Metric, Need, Scores, Task, own_metric
-from ekiden.data.tasks.places import LanguageModelling, Segmentation
-from ekiden.data.tasks.vectors import Classification, MultiLabel, Regression, ScaledTask, Survival
+from ekiden.data.tasks.labels import (
+    Classification,
+    LanguageModelling,
+    MultiLabel,
+    Regression,
+    ScaledTask,
+    Segmentation,
+    Survival,
+)
 
 __all__ = [
     "KINDS",

@@ -199,15 +199,12 @@ class VectorTask(Task):
     """A task with one vector of outputs for each sample. All labels count."""
 
     def outputs(self, names: Sequence[str]) -> int:
-        """See `Task`."""
         return len(names)
 
     def output_shape(self, x: Tensor, y: Tensor, outputs: int) -> tuple[int, ...]:
-        """See `Task`."""
         return (len(y), outputs)
 
     def units(self, y: Tensor) -> Tensor | None:
-        """See `Task`."""
         return None
 
 
@@ -219,7 +216,6 @@ class PlacesTask(Task):
         return log(outputs)
 
     def counts(self, y: Tensor, outputs: int) -> Tensor:
-        """See `Task`."""
         return torch.bincount(y[y != IGNORED], minlength=outputs)
 
 

@@ -24,9 +24,9 @@ from ekiden.data.augment import Augment
 from ekiden.data.kinds import of_terms
 from ekiden.data.spelling import ALIKE, Spelling, folded, merging, numbered_from_two, spellings
 from ekiden.data.tasks import Classification, balanced, task_of_terms, terms
-from ekiden.data.tasks.counting import counting_of
 from ekiden.data.undecoded import natural
 from ekiden.engine import networks, wire
+from ekiden.engine.counting import counting_of
 from ekiden.engine.drive import Row, outline, told
 from ekiden.engine.evaluation import Built, divergence
 from ekiden.engine.folder import (

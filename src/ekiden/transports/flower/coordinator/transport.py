@@ -6,8 +6,8 @@ from functools import cached_property
 from typing import Any
 
 from ekiden.base.errors import UserError
-from ekiden.data.tasks.counting import Counting
 from ekiden.engine import wire
+from ekiden.engine.counting import Counting
 from ekiden.engine.drive import Outline, outline
 from ekiden.engine.evaluation import consensus
 from ekiden.engine.method import INITIAL, State, payload_types

@@ -17,8 +17,8 @@ from ekiden.base.errors import UserError
 from ekiden.base.files import read_regular
 from ekiden.base.settings import Hardware
 from ekiden.data.tasks import LanguageModelling, Segmentation
-from ekiden.data.tasks.counting import Counting, OfClasses
 from ekiden.engine import wire
+from ekiden.engine.counting import Counting, OfClasses
 from ekiden.engine.drive import Outline, outline
 from ekiden.engine.evaluation import Built, consensus
 from ekiden.engine.folder import Marks, model_differences, model_digest, read_config, read_ledger, read_lines

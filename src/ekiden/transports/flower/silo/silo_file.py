@@ -17,7 +17,7 @@ from ekiden.base.errors import PrivateError, UserError, at, unknown
 from ekiden.base.settings import Hardware
 from ekiden.data import ClientData, Dataset, FederatedData, Iid, Reading, Samples, load, split
 from ekiden.data import schema as schemas
-from ekiden.data.assemble import assemble
+from ekiden.data.assemble import AskedData, assemble
 from ekiden.data.columns import listed
 from ekiden.data.doubts import fingerprints
 from ekiden.data.holdings import hold
@@ -269,15 +269,8 @@ class SiloFile:
         if data.agreed:
             known = read_agreed(self.beside(data.agreed))
             reading = reading.like(known.table)
-            found = assemble(
-                [hold(own, reading)],
-                reading,
-                name=own.stem,
-                inputs=known.table,
-                task=data.task,
-                classes=data.classes or None,
-            )
-            found = known.scaled(found)
+            asked = AskedData(own.stem, reading, task=data.task, inputs=known.table, classes=data.classes or None)
+            found = known.scaled(assemble([hold(own, reading)], asked))
         else:
             how = reading.chosen()
             with nullcontext() if own.exists() else at(f"{self.path}: data.path"):

@@ -14,8 +14,8 @@ from typing import Any
 from ekiden.base.errors import UserError
 from ekiden.base.files import Damaged, marked, verified, write
 from ekiden.base.modular import Masked
-from ekiden.data.tasks.counting import Care
 from ekiden.engine import wire
+from ekiden.engine.counting import Care
 from ekiden.engine.evaluation import Built
 from ekiden.engine.method import payload_types, task_of
 from ekiden.engine.networks import initial_weights, model_bytes

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ekiden.base.modular import Masked
 from ekiden.data.tasks import Scores, Task
-from ekiden.data.tasks.counting import FIXED, Care, Counting, counting_of
-from ekiden.data.tasks.figures import Figures, Wanted, figures
+from ekiden.engine.counting import FIXED, Care, Counting, counting_of
+from ekiden.engine.figures import Figures, Wanted, figures
 from ekiden.engine.transport import opened
 from ekiden.transports.flower.trust.agreement import Agreement
 

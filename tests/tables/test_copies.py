@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from ekiden.data import describe
+from ekiden.tables import ledger
 
 
 @pytest.fixture
@@ -26,34 +26,37 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_is_said_of_a_copy(own: Path) -> None:
-    assert describe.describe("own") == (
+    assert ledger.copy_described("own") == (
         "2 training and 2 test images, 3 PNG of 6 x 5 pixels, 1 BMP of 6 x 5 pixels. "
         "1 of the 2 test images equals a training image."
     )
     (own / "test" / "b" / "copy.bmp").unlink()
     Image.fromarray(np.zeros((5, 6), np.uint8)).save(own / "test" / "b" / "other.png")
     (own / "info.json").write_text(json.dumps({"fidelity": "cut\nby hand", "split": "at random", "train": 2}))
-    assert describe.describe("own") == (
+    assert ledger.copy_described("own") == (
         "2 training and 2 test images, PNG of 6 x 5 pixels; fidelity as noted: cut by hand; split as noted: at random. "
         "0 of the 2 test images equal a training image."
     )
     (own / "info.json").write_text("[]")
-    assert "noted" not in describe.describe("own")
+    assert "noted" not in ledger.copy_described("own")
 
 
 def test_only_what_is_there_is_described(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = "- `gone`: as it was,\n  in two lines.\n- `own`: as it was.\n"
-    lines = describe.paragraph(["own", "digits", "gone", "own"], old)
+    lines = ledger.paragraph_on_copies(["own", "digits", "gone", "own"], old)
     assert lines[0].startswith("**Data.** ")
     assert lines[2] == "- `gone`: as it was,\n  in two lines."
     assert lines[3].startswith("- `own`: 2 training")
     monkeypatch.delenv("EKIDEN_DATA")
-    assert describe.paragraph(["own"], old)[2:4] == ["- `gone`: as it was,\n  in two lines.", "- `own`: as it was."]
-    assert describe.paragraph(["own"]) == []
+    assert ledger.paragraph_on_copies(["own"], old)[2:4] == [
+        "- `gone`: as it was,\n  in two lines.",
+        "- `own`: as it was.",
+    ]
+    assert ledger.paragraph_on_copies(["own"]) == []
 
 
 def test_equal_images_are_counted_once_each() -> None:
     train = torch.arange(24, dtype=torch.uint8).reshape(3, 2, 2, 2)
     test = torch.stack([train[1], train[1], train[2], train[2] + 1])
-    assert describe.shared(train, test) == 3
-    assert describe.shared(test[3:], train) == 0
+    assert ledger.equal_images(train, test) == 3
+    assert ledger.equal_images(test[3:], train) == 0

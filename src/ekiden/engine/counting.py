@@ -15,9 +15,8 @@ from torch import Tensor
 
 from ekiden.base.errors import UserError
 from ekiden.data.tasks.base import Scores, Task, confusion
+from ekiden.data.tasks.labels import Classification, MultiLabel, Regression, ScaledTask, Segmentation, Survival
 from ekiden.data.tasks.measures import classes, pairs
-from ekiden.data.tasks.places import Segmentation
-from ekiden.data.tasks.vectors import Classification, MultiLabel, Regression, ScaledTask, Survival
 
 FIXED = 1 << 20
 """the whole number that stands for 1 in sums"""
@@ -181,7 +180,6 @@ class OfClasses(Counting):
         return edges(self.scored)
 
     def parts(self) -> Sequence[Counted]:
-        """See `Counting`."""
         k = self.outputs
         table = (
             [Counted("table", (k, k + 1))]
@@ -197,7 +195,6 @@ class OfClasses(Counting):
         return [Counted("right"), *table, *scores, Counted("brier"), Counted("confidence", (GROUPS,))]
 
     def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
-        """See `Counting`."""
         right = s.right.sum()
         labels = torch.bincount(s.y, minlength=self.outputs)
         s = s.at((labels[s.y] >= care.positives).nonzero().flatten())
@@ -253,7 +250,6 @@ class OfLabels(Counting):
         return edges(self.scored)
 
     def parts(self) -> Sequence[Counted]:
-        """See `Counting`."""
         tables = Counted("tables", (self.outputs, 2, 2))
         if not self.full or not self.scored:
             return [tables]
@@ -261,7 +257,6 @@ class OfLabels(Counting):
         return [tables, Counted("scores", (self.scored, 2, bins)), Counted("brier"), Counted("confidence", (GROUPS,))]
 
     def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
-        """See `Counting`."""
         there = (s.y > 0.5).long()
         p = s.answers.double().nan_to_num(0)
         answer = (p >= 0.5).long()
@@ -292,11 +287,9 @@ class OfNumbers(Counting):
         return self.task
 
     def parts(self) -> Sequence[Counted]:
-        """See `Counting`."""
         return [Counted(name, (self.outputs,)) for name in ("absolute", "squared", "target", "target_squared")]
 
     def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
-        """See `Counting`."""
         mean, std = torch.tensor([self.regression.mean, self.regression.std], dtype=torch.float64)
         y = (s.y.double().view(s.answers.shape) - mean) / std
         errors = ((s.answers.double() - mean) / std - y).nan_to_num(_LARGEST)
@@ -318,11 +311,9 @@ class OfTimes(Counting):
     """
 
     def parts(self) -> Sequence[Counted]:
-        """See `Counting`."""
         return [Counted("ordered"), Counted("comparable"), Counted("squares", (3,))]
 
     def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
-        """See `Counting`."""
         ordered, comparable = pairs(s)
         if int(s.y[:, 1].sum()) < care.positives:
             ordered, comparable = torch.zeros_like(ordered), torch.zeros_like(comparable)
@@ -342,13 +333,11 @@ class OfPlaces(Counting):
     """
 
     def parts(self) -> Sequence[Counted]:
-        """See `Counting`."""
         with_table = isinstance(self.task, Segmentation) and self.outputs <= _MOST_TABLE
         table = [Counted("table", (self.outputs, self.outputs + 1))] if with_table else []
         return [Counted("places"), Counted("right"), *table]
 
     def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
-        """See `Counting`."""
         units = self._weights(s)
         right = (s.right.double() * units).round()
         found = {"places": units.sum(), "right": right.sum()}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ekiden.base.checks import Checked, Range
-from ekiden.data.tasks.counting import FIXED, GROUPS, Counting, OfClasses, OfLabels, OfNumbers, OfTimes
+from ekiden.engine.counting import FIXED, GROUPS, Counting, OfClasses, OfLabels, OfNumbers, OfTimes
 
 Interval = tuple[float, float]
 _Z = 1.959963984540054  # of the normal distribution, for 95 %

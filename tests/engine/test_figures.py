@@ -15,10 +15,10 @@ from torch import Tensor
 from ekiden import UserError
 from ekiden.base.checks import made
 from ekiden.data.tasks import Classification, LanguageModelling, MultiLabel, Regression, Scores, Segmentation, scaled
-from ekiden.data.tasks import figures as figures_module
 from ekiden.data.tasks.base import IGNORED, Task
-from ekiden.data.tasks.counting import EXACT, FIXED, Care, Counting, counting_of, edges, joined
-from ekiden.data.tasks.figures import Figures, Ranked, Wanted, bounds, figures, middles, wilson
+from ekiden.engine import figures as figures_module
+from ekiden.engine.counting import EXACT, FIXED, Care, Counting, counting_of, edges, joined
+from ekiden.engine.figures import Figures, Ranked, Wanted, bounds, figures, middles, wilson
 
 Array = np.ndarray[Any, Any]
 COARSE = Care(samples=10, coarse=True)
