@@ -147,6 +147,9 @@ class Study(Mapping[str, tuple[Result, ...]]):
             across, middle, width = steps[x].mean(), steps[metric].mean(), steps[metric].std().fillna(0)
             (line,) = axes.plot(across, middle, marker="o" if len(across) == 1 else None, label=label)
             axes.fill_between(across, middle - width, middle + width, color=line.get_color(), alpha=0.15, linewidth=0)
+        spent = frame.dropna(subset=[metric]).groupby("method")[x].max()
+        if spent.max() > 12 * spent[spent > 0].min():  # as in the report; what nothing was spent for stays at 0
+            axes.set_xscale("symlog", linthresh=float(frame[x][frame[x] > 0].min()))
         axes.set_xlabel(x.replace("_", " "))
         axes.set_ylabel(metric.replace("_", " "))
         axes.legend()
