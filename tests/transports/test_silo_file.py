@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import ekiden
-from ekiden.base.errors import UserError
+from ekiden.base.errors import UserError, command_line
 from ekiden.base.settings import Training
 from ekiden.data.kinds import terms
 from ekiden.methods import FedSeq
@@ -111,6 +111,13 @@ def test_mistakes_in_the_data_function(tmp_path: Path, source: str, spelling: st
     (tmp_path / "own.py").write_text(source)
     file = read(write(tmp_path, f'name = "a"\n[data]\npython = "{spelling}"\n'))
     with pytest.raises(UserError, match=reason):
+        file.load()
+
+
+def test_messages_about_its_data_name_keys_and_not_flags(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("age,dead\n40,no\n50,yes\n")
+    file = read(write(tmp_path, 'name = "a"\n[data]\npath = "a.csv"\n'))
+    with command_line(), pytest.raises(UserError, match=r"which one holds the labels \(label_column\)"):
         file.load()
 
 

@@ -20,15 +20,17 @@ _FLAG = re.compile(
 
 
 @contextmanager
-def command_line() -> Iterator[None]:
-    """Within it, messages name flags and not arguments."""
-    before = os.environ.get(_COMMAND)
-    os.environ[_COMMAND] = "1"
+def command_line(within: bool = True) -> Iterator[None]:
+    """Within it, messages name flags and not arguments; with False arguments, as the keys of a file are called."""
+    before = os.environ.pop(_COMMAND, None)
+    if within:
+        os.environ[_COMMAND] = "1"
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[_COMMAND]
+        os.environ.pop(_COMMAND, None)
+        if before is not None:
+            os.environ[_COMMAND] = before
 
 
 def _for_reader(text: str) -> str:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from ekiden.base import outside
 from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero, Fraction, Positive, Range, made
-from ekiden.base.errors import PrivateError, UserError, at, unknown
+from ekiden.base.errors import PrivateError, UserError, at, command_line, unknown
 from ekiden.base.settings import Hardware
 from ekiden.data import ClientData, Dataset, FederatedData, Iid, Reading, Samples, load, split
 from ekiden.data import schema as schemas
@@ -250,12 +250,13 @@ class SiloFile:
 
     def read(self) -> Dataset:
         """Load the data set at `data.path`; errors about its contents are for this silo only."""
-        try:
-            return self._read()
-        except PrivateError:
-            raise
-        except UserError as error:
-            raise PrivateError(str(error), "it cannot read its data; its own log says why") from error
+        with command_line(within=False):  # the reader looks at [data], not at a command
+            try:
+                return self._read()
+            except PrivateError:
+                raise
+            except UserError as error:
+                raise PrivateError(str(error), "it cannot read its data; its own log says why") from error
 
     def _read(self) -> Dataset:
         data, reading = self.data, self.data.reading
