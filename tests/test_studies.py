@@ -83,7 +83,7 @@ def test_frame_and_plot_have_each_step(made: Study) -> None:
 def test_what_is_spent_very_differently_is_drawn_in_powers_of_ten(made: Study) -> None:
     assert made.plot(x="bytes").get_xscale() == "linear"
     (first, *_) = made["fedavg"]
-    dearer = replace(first, metrics=[row | {"bytes": 100 * row["bytes"]} for row in first.metrics])
+    dearer = replace(first, metrics=tuple({**row, "bytes": 100 * row["bytes"]} for row in first.metrics))
     assert replace(made, runs={**made.runs, "dearer": (dearer, dearer)}).plot(x="bytes").get_xscale() == "symlog"
 
 
