@@ -14,6 +14,7 @@ from ekiden import FederatedData, Hardware, UserError, federate, run
 from ekiden.data.tasks import Classification, MultiLabel, Regression, Task
 from ekiden.engine.method import Size
 from ekiden.engine.networks import of_method
+from ekiden.engine.worker import Client
 from ekiden.methods import FedGram, FedKrylov
 from ekiden.methods.exact.blocks.fixed_features import features_of
 from ekiden.methods.exact.blocks.gaussian_heads import GRID
@@ -423,6 +424,28 @@ def test_options_for_patches_are_refused_for_vectors() -> None:
 
 
 WHOLE = replace(METHOD, sums="whole")
+
+
+def test_sums_leave_out_classes_with_few_validation_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others take their own parts away: a class of one validation sample would show its answers to directions."""
+    given: list[Any] = []
+    added = Client.added
+
+    def noted(self: Client, before: Any, own: Any, *more: Any) -> Any:
+        given.append(own)
+        return added(self, before, own, *more)
+
+    monkeypatch.setattr(Client, "added", noted)
+    for k, most_at_risk in ((0, True), (4, False)):
+        given.clear()
+        go(silos(val=0.1), replace(WHOLE, laps=2, min_active=k))
+        opened = [own.held.targets for own in given if hasattr(own.held, "targets")]
+        assert len(opened) == 5
+        alone = [bool(((counts > 0) & (counts < 4)).any()) for counts in opened]
+        assert any(alone) == most_at_risk
+        answers = [own.held for own in given if hasattr(own.held, "products")]
+        for counts, held in zip(opened, answers, strict=True):
+            assert not bool(held.products[:, counts == 0].any())
 
 
 def test_whole_sums_have_the_same_bits_in_any_order_of_the_others() -> None:

@@ -23,6 +23,7 @@ from ekiden.reporting import report
 from ekiden.reporting.models import Opener, Surface, _surface, accuracies
 from ekiden.reporting.runs import collect
 from ekiden.reporting.style import Drawing, Missing, look, publish
+from ekiden.reporting.tables import promises
 from ekiden.tables import sweep
 from tests.report.conftest import EXPERIMENT, make, plan
 
@@ -307,3 +308,13 @@ def test_records_are_no_runs(runs: Path, tmp_path: Path) -> None:
     sweep.keep_records(swept, EXPERIMENT, file)
     with pytest.raises(UserError, match=r"holds records, not steps or models: .*`ekiden results .*kept\.jsonl`"):
         collect([file])
+
+
+def test_a_run_with_noise_has_its_epsilon_on_the_page(runs: Path, tmp_path: Path) -> None:
+    folder = copied(runs, tmp_path, "fedseq")
+    assert promises(collect([folder])) == []
+    config = json.loads((folder / "config.json").read_text())
+    told = {"epsilon": 2.5, "delta": 1e-5, "clip": 1.0, "clients": {"a": {"noise": 0.7}, "b": {"noise": 1.9}}}
+    (folder / "config.json").write_text(json.dumps(config | {"privacy": told}))
+    (table,) = promises(collect([folder]))
+    assert [row[2:] for row in table.rows] == [["2.5", "1e-05", "1", "1.9"]]

@@ -50,7 +50,7 @@ def silo_file(folder: Path, name: str, more: str = "", *, trusting: bool = True)
     file = read(path)
     if not trusting:
         return file
-    return replace(file, limits=replace(file.limits, trust_first=True, min_active=0), allow={})
+    return replace(file, limits=replace(file.limits, trust_first=True, min_active=0, differences=True), allow={})
 
 
 @cache

@@ -136,3 +136,15 @@ def test_reports_add_up_and_fit_or_not() -> None:
     assert total_of({"a": Reported(hidden)}, 2) is None  # not all gave their part: it cannot be opened
     with pytest.raises(UserError, match="twice"):
         total_of({"a": Reported(hidden), "b": Reported(hidden)}, 2)
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_a_confusion_matrix_shows_one_of_k_answers_of_a_sample_and_no_more(classes: int) -> None:
+    """A made-up model gives one class to all samples but one. The matrix can only say the class of that one."""
+    y, seen = torch.arange(40) % classes, set()
+    for answer in range(classes):
+        for loss in (0.0, 3.0, 9.0):
+            answers, losses = torch.zeros(40, dtype=torch.int64), torch.zeros(40)
+            answers[7], losses[7] = answer, loss
+            seen.add(tuple(told(Scores(Classification(), classes, y, answers, losses))["table"].flatten().tolist()))
+    assert len(seen) == classes

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from ekiden import Training
 from ekiden.base.errors import UserError
 from ekiden.base.modular import Masked
 from ekiden.engine.worker import Client
@@ -213,3 +215,74 @@ def test_a_silo_opens_one_list_of_a_sum(tmp_path_factory: pytest.TempPathFactory
         replace(other_run["a"], regroups=True).added(None, exact(1))
     with pytest.raises(UserError, match=r"a sum of 1 silos, a allows 2 or more"):
         replace(four, members=four.members[:1]).added(None, exact(3))
+
+
+@pytest.mark.parametrize("more", [{"absent": "skip"}, {"participation": 0.7}])
+def test_sums_with_other_members_are_refused_unless_a_silo_allows_differences(more: Any, tmp_path: Path) -> None:
+    files, public = with_keys(tmp_path, NAMES, trusting=False)
+    method = replace(FedAvg(rounds=1, epochs=1, secure=True), participation=more.get("participation", 1.0))
+    with pytest.raises(UserError, match=r"can show the model of client-0 \(limits.differences in its silo.toml\)"):
+        far(method, FakeNodes(files), tmp_path / "run", public, absent=more.get("absent", "stop"))
+    assert not list(tmp_path.rglob("outcome-*"))
+
+
+def test_a_coordinator_reads_a_model_from_two_sums_where_silos_allow_differences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sends the same model twice, and claims the second time that client-2 is missing."""
+    files, public = with_keys(tmp_path, NAMES)
+    nodes, sums, own = FakeNodes(files), [], []
+    mean, update, added = ModelSums.mean, FedAvg.update, Client.added
+
+    def noted(self: ModelSums, like: Weights) -> Weights:
+        sums.append(self)
+        return mean(self, like)
+
+    def given(self: Client, before: Any, part: Any) -> Any:
+        if self.name == "client-2":
+            own.append(part)
+        return added(self, before, part)
+
+    monkeypatch.setattr(ModelSums, "mean", noted)
+    monkeypatch.setattr(FedAvg, "update", lambda self, s, model, target: update(self, s, model, model))
+    monkeypatch.setattr(Client, "added", given)
+    nodes.lose = lambda node, data: Lost("unsent") if node == 102 and unpack(data, Ask)[0].step == 1 else None
+    far(
+        FedAvg(rounds=2, epochs=1, secure=True),
+        nodes,
+        tmp_path / "run",
+        public,
+        absent="skip",
+        patience=0.05,
+        training=Training(lr=0.01, batch_size=4096),
+    )
+    all_of_them, two = sums
+    read = (all_of_them.params - two.params).double() / (all_of_them.weight - two.weight)
+    true = own[0].params.double() / own[0].weight
+    assert float((read - true).abs().max()) < 1e-3 * float(true.abs().max())
+
+
+def test_noise_and_masks_work_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server reads sums of models that each silo trained with secret noise of its own."""
+    read: list[Any] = []
+    value = Remote.value
+
+    def opened(self: Remote, ref: Any) -> Any:
+        read.append(value(self, ref))
+        return read[-1]
+
+    monkeypatch.setattr(Remote, "value", opened)
+    files, public = with_keys(tmp_path, NAMES)
+    method, dp = FedAvg(rounds=1, epochs=1, secure=True), "epsilon=8,delta=1e-4,clip=1"
+    result = far(method, FakeNodes(files), tmp_path / "run", public, dp=dp)
+    simulated = here(method, dp=dp)
+    assert result.weights is not None
+    assert simulated.weights is not None
+    assert not torch.equal(result.weights.params, simulated.weights.params)  # there noise follows from the seed
+    assert sum(isinstance(v, Masked) for v in read) == 3
+    assert not any(isinstance(v, (ModelSums, Reply)) for v in read)
+    for file in files:
+        assert len((file.folder / "privacy.jsonl").read_text().splitlines()) == 1
+    assert result.config["privacy"]["epsilon"] <= 8
+    assert summary.sums(summary.summarise(tmp_path / "run")).startswith("sums: masked")
+    assert verify(tmp_path / "run", public).wrong == ()

@@ -21,7 +21,7 @@ from ekiden.reporting.figures import by_client, by_group, curves, forgetting, he
 from ekiden.reporting.models import Opened, Opener, accuracies
 from ekiden.reporting.runs import Found, Group, collect
 from ekiden.reporting.style import Drawing, Heading, Missing, Value, as_csv, data_uri, look, publish
-from ekiden.reporting.tables import PlainTable, ResultTable, commands, costs, environments, results
+from ekiden.reporting.tables import PlainTable, ResultTable, commands, costs, environments, promises, results
 from ekiden.results.result import ModelSource
 
 Item = ResultTable | PlainTable | Drawing | Heading | Missing
@@ -93,7 +93,9 @@ def compose(found: Found, details: int, say: Say, opener: Opener) -> Iterator[Se
     say("ledgers")
     sent = _by_setting(chosen.groups, lambda g, i: [ledger(g, i)])
     yield _section("ledger", "Ledger", "Who sent how much to whom", _LEDGER, sent)
-    yield _section("runs", "Commands", "Commands and environments", "", [commands(found), environments(found)])
+    yield _section(
+        "runs", "Commands", "Commands and environments", "", [commands(found), *promises(found), environments(found)]
+    )
     yield _section("left-out", "Left out", "Left out", "", _left_out(found.left_out))
 
 

@@ -278,6 +278,23 @@ def commands(found: Found) -> PlainTable:
     return PlainTable("commands", "Commands", note, header, rows, texts=frozenset({2, 3, 4}))
 
 
+def promises(found: Found) -> list[PlainTable]:
+    """Return one row per run with differential privacy; no table if there is none."""
+    rows = []
+    for group in found.groups:
+        for run in group.runs:
+            if told := run.config.get("privacy"):
+                noise = max(one["noise"] for one in told["clients"].values())
+                numbers = (f"{told['epsilon']:.3g}", f"{told['delta']:g}", f"{told['clip']:g}", f"{noise:.3g}")
+                rows.append([group.name, str(run.recipe["seed"]), *numbers])
+    note = (
+        "Differential privacy of each training sample, for each silo and the whole run: ε at δ, the norm to which "
+        "samples are clipped, and the largest noise of a silo, in this norm."
+    )
+    header = ["method", "seed", "ε", "δ", "clip", "noise"]
+    return [PlainTable("privacy", "Differential privacy", note, header, rows)] if rows else []
+
+
 def environments(found: Found) -> PlainTable:
     """Return one row for each kind of machine and software, with the runs made there."""
     made: dict[tuple[str, ...], list[str]] = {}

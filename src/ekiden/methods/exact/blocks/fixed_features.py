@@ -466,12 +466,12 @@ class FixedFeatures(Method):
         features.adopt(settled)
         return features
 
-    def summed(self, client: Client) -> Subset:
-        """Return the training samples of a client whose sums leave; see `min_active`."""
-        train = client.data.train
+    def summed(self, client: Client, *, held_out: bool = False) -> Subset:
+        """Return the training or validation samples of a client whose sums leave; see `min_active`."""
+        part = client.data.val if held_out else client.data.train
         if not self.min_active or not isinstance(client.task, Classification):
-            return train
-        return Subset(train.samples, train.rows[client.class_counts()[train.y] >= self.min_active])
+            return part
+        return Subset(part.samples, part.rows[part.class_counts(client.classes)[part.y] >= self.min_active])
 
     def active(self, phi: Tensor) -> Tensor:
         """Return which of the features (n, D) of a client's samples are shown: (D,) bool; see `min_active`."""

@@ -156,7 +156,8 @@ class FedKrylov(FixedFeatures):
         for block, of in zip(torch.split(phi, _ROWS), torch.split(y, _ROWS), strict=True):
             x = block.double() - centre
             sums += torch.cat([x.T @ of.double(), x.sum(0)[:, None], x.square().sum(0)[:, None]], 1)
-        own = OpeningSums(self._columns(sums), self._labels(y), self._labels(self._counted(client, client.data.val)))
+        held = self._labels(self._counted(client, self.summed(client, held_out=True)))
+        own = OpeningSums(self._columns(sums), self._labels(y), held)
         kind = (phi.shape[1], y.shape[1], isinstance(client.task, Classification))
         return client.added(before, own, lambda sums: sums.checked(*kind))
 
@@ -230,7 +231,7 @@ class FedKrylov(FixedFeatures):
     def _held(self, client: Client, model: Weights, kept: Kept) -> HeldAnswers:
         """Return the sums over the client's validation samples."""
         phi = self._whole(client, model, kept.chosen.settled, held_out=True)
-        y = self._counted(client, client.data.val)
+        y = self._counted(client, self.summed(client, held_out=True))
         if len(kept.directions) == 1:
             client.work.forward += len(phi)
         u, centre = (t.to(self._precision) for t in (torch.cat(kept.directions, 1), kept.chosen.centre))
@@ -280,7 +281,7 @@ class FedKrylov(FixedFeatures):
 
     def _whole(self, client: Client, model: Weights, settled: Settled, *, held_out: bool = False) -> Tensor:
         """Return features (n, D) int8 of the client's training or validation samples; callers count the passes."""
-        subset = client.data.val if held_out else self.summed(client)
+        subset = self.summed(client, held_out=held_out)
 
         def make() -> Tensor:
             features = self.adopted(client, model, settled)

@@ -18,6 +18,7 @@ from ekiden.engine.method import INITIAL, Method
 from ekiden.engine.wire import SERVER, Ref
 from ekiden.engine.worker import Setup
 from ekiden.methods import GLM, LAP, DeepAFL
+from ekiden.methods.blocks.secure import SecureMethod
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures
 from ekiden.training import frozen
 from ekiden.training.network import on_meta
@@ -60,6 +61,7 @@ def check_terms(file: SiloFile, agreed: Agreement) -> None:
         raise UserError(f"the run has {steps} steps, {name} allows {limits.steps} (limits.steps in its silo.toml)")
     if not agreed.measures:
         _check_method(file, method)
+        _check_sums(file, agreed)
     budget.check(file, agreed)
     if agreed.keys:
         _check_keys(file, agreed)
@@ -95,6 +97,19 @@ def _check_method(file: SiloFile, method: Method) -> None:
         raise UserError(f"the last silo of {title} chooses where sums are taken, {why}: give --family=linear")
     if isinstance(method, DeepAFL):
         raise UserError(f"the coordinator of {title} chooses the features, {why}: choose another method")
+
+
+def _check_sums(file: SiloFile, agreed: Agreement) -> None:
+    """Refuse secure sums whose members change from round to round, unless the silo's file allows differences."""
+    method = agreed.recipe.method
+    if not isinstance(method, SecureMethod) or not method.secure or file.limits.differences:
+        return
+    option = "--absent skip" if agreed.regroups else "--participation below 1"
+    if agreed.regroups or method.participation < 1:
+        raise UserError(
+            f"{option} gives sums with other members from round to round, and their differences can show the model of "
+            f"{file.name} (limits.differences in its silo.toml): leave it out"
+        )
 
 
 def plan_of(file: SiloFile, agreed: Agreement, setup: Setup, absent: Sequence[Absence] = ()) -> Outline | None:
