@@ -14,7 +14,7 @@ import ekiden
 from ekiden import FedAvg, FederatedData, FedSeq, Training, UserError, federate, load, split
 from ekiden.base.files import is_held, locked
 from ekiden.cli.app import COMMANDS
-from ekiden.engine.folder import data_digests
+from ekiden.engine.folder import client_digest
 
 pandas = pytest.importorskip("pandas")
 Command = Callable[..., tuple[int, str]]
@@ -214,7 +214,7 @@ def test_values_by_class_client_and_on_validation_data(in_memory: Path, files: P
     validation = float((model(data.train.x[held]).argmax(1) == data.train.y[held]).double().mean())
     assert result.validation == pytest.approx(validation)
     assert ekiden.open_run(tmp_path / "run").validation == pytest.approx(validation)
-    assert data_digests(result.data().clients) == data_digests(silos.clients)
+    assert [*map(client_digest, result.data().clients)] == [*map(client_digest, silos.clients)]
     with pytest.raises(UserError, match="its data were given in Python"):
         _ = ekiden.open_run(in_memory).validation
     shown = ekiden.open_run(in_memory)._repr_html_()

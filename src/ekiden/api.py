@@ -20,12 +20,12 @@ from ekiden.base.checks import Count, CountOrZero, admitted, hints_of
 from ekiden.base.errors import DivergenceWarning, UserError, unknown
 from ekiden.base.settings import Hardware, Training
 from ekiden.data.holdings import Source
-from ekiden.data.samples import ClientData, Dataset, FederatedData, coming_from
+from ekiden.data.samples import Dataset, FederatedData, Sizes, coming_from, held_by
 from ekiden.data.sources import federate
 from ekiden.data.tasks import Metric, own_metric
 from ekiden.engine.drive import Row
 from ekiden.engine.evaluation import EvaluateOn, TestSet, divergence
-from ekiden.engine.folder import BESIDE, RunFolder, data_digests, model_digest
+from ekiden.engine.folder import BESIDE, RunFolder, model_digest, samples_digest
 from ekiden.engine.method import Method, State, payload_types, task_names
 from ekiden.engine.networks import builder, model_bytes, network_name
 from ekiden.engine.run import End, Run, last
@@ -241,22 +241,22 @@ def prepared(
     check_needs(method, data.dataset)
     for task in task_names(type(method)):  # otherwise a missing type is found at the first resume
         payload_types(method, task)
-    clients = holders(method, data)
-    check_clients(clients, method)
+    clients = held_by(holders(method, data))
+    check_clients(clients.sizes, method)
     if recipe.dp:
-        check_subjects(clients)
-        private_sums.check_clients(DP.parse(recipe.dp), clients)
-    method.check([c.name for c in clients])
+        check_subjects(clients.clients)
+        private_sums.check_clients(DP.parse(recipe.dp), clients.clients)
+    method.check([*clients])
     model = recipe.model if network is None else network
     build = builder(model, data, recipe.seed, method, recipe.train, recipe.pretrained)
     hardware = resolved_hardware(how.hardware or Hardware(), workers, build)
     own = recipe.evaluate_on == "own"
     dp = DP.parse(recipe.dp)
     setup = Setup(method, build, data.dataset, recipe.training, hardware, recipe.seed, how.keep_trained, own, dp)
-    worker = Worker(setup, {c.name: c for c in clients}, how.watch)
+    worker = Worker(setup, clients, how.watch)
     check_labels(data)
     check_model(worker, data)
-    described = describe(recipe, setup, clients, digests=path is not None)
+    described = describe(recipe, setup, clients.sizes, digests=path is not None)
     described |= {**(how.config or {}), "workers": workers}
     if "plan" not in described:  # all that the command line needs to go on with the run
         more = {
@@ -338,7 +338,7 @@ class PreparedRun:
     def ends(self, on_step: Callable[[Row], None]) -> Generator[End, None, End]:
         """Yield what the run has after each step, and return what it has at the end."""
         setup, held, place = self.worker.setup, self.worker.clients, self.folder and self.folder / "clients"
-        folder = RunFolder(self.folder, self.described) if self.folder else None
+        folder = RunFolder(self.folder, self.described, held) if self.folder else None
         self.how.on_start()
 
         def begun(state: State, written: Mapping[str, str] | None) -> Transport:
@@ -429,22 +429,22 @@ def with_metric(data: FederatedData, metric: Any) -> FederatedData:
 
 
 def describe(
-    recipe: Recipe[Method], setup: Setup, clients: Sequence[ClientData], *, digests: bool = True
+    recipe: Recipe[Method], setup: Setup, clients: Mapping[str, Sizes], *, digests: bool = True
 ) -> dict[str, Any]:
-    """Return the configuration of a run. Digests of data and model take time, so only runs with a folder have them."""
-    found = {"data": data_digests(clients), "model": model_digest(setup)} if digests else None
+    """Return the configuration of a run. Digests take time, so only runs with a folder have them."""
+    found = {"test": samples_digest(setup.dataset.test), "model": model_digest(setup)} if digests else None
     return {
         "recipe": recipe.to_json(),
         "steps": setup.method.steps(len(clients)),
         "selection": setup.method.selection(setup.training.select),
         "hardware": asdict(setup.hardware),
         "dataset": setup.dataset.name,
-        "clients": {c.name: [len(c.train), len(c.val), len(c.test)] for c in clients},
+        "clients": {name: list(sizes) for name, sizes in clients.items()},
         "model_bytes": model_bytes(setup),
         **describe_model(setup),
         **describe_own_network(setup),
         **({"digests": found} if found else {}),
-        **setup.told({c.name: len(c.train) for c in clients}),
+        **setup.told({name: train for name, (train, _, _) in clients.items()}),
     }
 
 

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import ekiden
 from ekiden import FederatedData, UserError, run
-from ekiden.data import Samples, Subset
-from ekiden.engine.folder import data_digests, read_config
-from ekiden.methods import Centralized, FedSeq
+from ekiden.data import Samples, Subset, from_tensors
+from ekiden.data.samples import Clients, Shares
+from ekiden.engine.folder import client_digest, data_digests, read_config
+from ekiden.methods import Centralized, FedAvg, FedSeq
 from tests.conftest import Tiny
 
 ONE = FedSeq(epochs=1)
@@ -43,8 +45,8 @@ def changed(data: FederatedData, part: str, field: str, client: int = 1) -> Fede
 @pytest.mark.parametrize("part", ["train", "val", "test"])
 @pytest.mark.parametrize("field", ["x", "y"])
 def test_one_number_of_one_client_is_noticed(blobs: FederatedData, part: str, field: str) -> None:
-    before, after = data_digests(blobs.clients), data_digests(changed(blobs, part, field).clients)
-    assert [name for name in before if before[name] != after[name]] == ["client-1"]
+    pairs = zip(blobs.clients, changed(blobs, part, field).clients, strict=True)
+    assert [a.name for a, b in pairs if client_digest(a) != client_digest(b)] == ["client-1"]
 
 
 def test_a_digest_is_of_the_contents_in_their_order(blobs: FederatedData) -> None:
@@ -53,9 +55,9 @@ def test_a_digest_is_of_the_contents_in_their_order(blobs: FederatedData) -> Non
     place = other.argsort()
     client = blobs.clients[0]
     train, val = (replace(part, samples=moved, rows=place[part.rows]) for part in (client.train, client.val))
-    assert data_digests([replace(client, train=train, val=val)]) == data_digests([client])
+    assert client_digest(replace(client, train=train, val=val)) == client_digest(client)
     turned = replace(client, train=replace(client.train, rows=client.train.rows.flip(0)))
-    assert data_digests([turned]) != data_digests([client])
+    assert client_digest(turned) != client_digest(client)
 
 
 def test_a_rerun_with_other_data_is_refused_and_named(blobs: FederatedData, tmp_path: Path) -> None:
@@ -66,6 +68,43 @@ def test_a_rerun_with_other_data_is_refused_and_named(blobs: FederatedData, tmp_
         run(ONE, changed(blobs, "train", "x"), tiny(), folder=folder)
     assert {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()} == before
     assert run(ONE, blobs, tiny(), folder=folder).metrics == first.metrics
+
+
+def test_data_that_a_run_has_not_used_may_change_and_used_data_may_not(blobs: FederatedData, tmp_path: Path) -> None:
+    read = list[int]()
+
+    def lazy(data: FederatedData) -> FederatedData:
+        return replace(data, clients=Clients(data.sizes, lambda at: read.append(at) or data.clients[at]))  # type: ignore[func-returns-value]
+
+    folder, other = tmp_path / "run", changed(blobs, "train", "x", client=3)
+    run(ONE, lazy(blobs), tiny(), folder=folder, stop_after=2, evaluate_every=0)
+    assert set(read) == {0, 1}  # the others' data were not read
+    assert list(data_digests(folder)) == ["client-0", "client-1"]
+    resumed = run(
+        ONE, lazy(other), tiny(), folder=folder, evaluate_every=0
+    )  # as a run that had these data from the start
+    assert resumed.weights is not None
+    assert torch.equal(resumed.weights.params, run(ONE, other, tiny()).weights.params)  # type: ignore[union-attr]
+    with pytest.raises(UserError, match="the data of client-3 differ"):
+        run(ONE, lazy(blobs), tiny(), folder=folder, evaluate_every=0)
+    with pytest.raises(UserError, match="the data of client-3 differ"):
+        ekiden.evaluate(folder, blobs, network=tiny())
+    tests = replace(other.dataset.test, y=1 - other.dataset.test.y.clamp(max=1))
+    with pytest.raises(UserError, match="the test data differ"):
+        run(ONE, replace(other, dataset=replace(other.dataset, test=tests)), tiny(), folder=folder, evaluate_every=0)
+
+
+def test_many_clients_are_measured_one_by_one_at_the_end_only() -> None:
+    x, y = torch.randn(1002, 2), torch.arange(1002) % 3
+    dataset = from_tensors((x, y), (x, y), classes=("a", "b", "c"))
+    rows = [np.arange(1002)[i : i + 1] for i in range(1002)]
+    data = FederatedData(
+        dataset, Shares([f"c{i}" for i in range(1002)], dataset, (rows, [r[:0] for r in rows], rows)).clients()
+    )
+    first, last = run(FedAvg(rounds=2, epochs=1, participation=0.002), data, "mlp").metrics
+    assert "accuracy" in first
+    assert "client_mean" not in first
+    assert last["client_mean"] == pytest.approx(last["accuracy"])
 
 
 def test_data_scaled_in_another_way_are_other_data(blobs: FederatedData, tmp_path: Path) -> None:
@@ -121,6 +160,6 @@ def test_networks_and_scalings_of_every_kind_are_described(blobs: FederatedData,
 
 def test_pooled_data_are_those_of_one_client(blobs: FederatedData, tmp_path: Path) -> None:
     run(Centralized(epochs=1), blobs, tiny(), folder=tmp_path / "run")
-    assert list(read_config(tmp_path / "run")["digests"]["data"]) == ["all"]
+    assert list(data_digests(tmp_path / "run")) == ["all"]
     with pytest.raises(UserError, match="the data of all differ"):
         run(Centralized(epochs=1), changed(blobs, "train", "x"), tiny(), folder=tmp_path / "run")

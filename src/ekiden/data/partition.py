@@ -20,7 +20,7 @@ from ekiden.data.assemble import from_tensors
 from ekiden.data.holdings import Source
 from ekiden.data.holdout import DealtUnits
 from ekiden.data.moments import agreed
-from ekiden.data.samples import ClientData, Dataset, FederatedData, Samples, Subset, coming_from
+from ekiden.data.samples import Dataset, FederatedData, Samples, Shares, coming_from
 
 Rows = NDArray[np.int64]
 
@@ -91,11 +91,9 @@ def share_out(
     if empty:
         raise UserError(f"client {empty[0]!r} would hold no training samples: take fewer clients or another partition.")
     validation = _validation(dataset.train, rows, val_fraction)
-    clients = [
-        ClientData(name, _subset(dataset.train, r[~val]), _subset(dataset.train, r[val]), _subset(dataset.test, t))
-        for name, r, t, val in zip(names, rows, test_rows, validation, strict=True)
-    ]
-    return agreed(FederatedData(dataset, tuple(clients)))
+    pairs = [*zip(rows, validation, strict=True)]
+    parts = [r[~val] for r, val in pairs], [r[val] for r, val in pairs], test_rows
+    return agreed(FederatedData(dataset, Shares(names, dataset, parts).clients()))
 
 
 def _validation(train: Samples, rows: Sequence[Rows], share: float) -> list[NDArray[np.bool_]]:
@@ -107,10 +105,6 @@ def _validation(train: Samples, rows: Sequence[Rows], share: float) -> list[NDAr
     subject, time = (None if of is None else of.cpu().numpy()[every] for of in (train.subject, train.time))
     held = holdout.held_out(share, client, subject=subject, time=time)
     return np.split(held, np.cumsum([len(r) for r in rows])[:-1])
-
-
-def _subset(samples: Samples, rows: Rows) -> Subset:
-    return Subset(samples, torch.from_numpy(np.ascontiguousarray(rows)))
 
 
 SPELLINGS = "iid, dirichlet:0.5, domains, domains:photo,sketch (all domains, in this order), classes:2, natural"

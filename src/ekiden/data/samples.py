@@ -1,12 +1,14 @@
 """Labelled samples as tensors, where they came from, and which client holds which of them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, overload
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.base import outside
@@ -266,23 +268,139 @@ class ClientData:
         return f"ClientData({self.name!r}, {sizes})"
 
 
+Sizes = tuple[int, int, int]
+"""Numbers of training, validation and test samples."""
+
+
+@dataclass(frozen=True)
+class Clients(Sequence[ClientData]):
+    """Clients whose names and sizes are known, and whose data are read each time that they are asked for.
+
+    Attributes:
+        sizes: numbers of samples, by the clients' names.
+        read: reads the data of a client, given its number from 0 on.
+    """
+
+    sizes: Mapping[str, Sizes]
+    read: Callable[[int], ClientData]
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @overload
+    def __getitem__(self, at: int) -> ClientData: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[ClientData, ...]: ...
+    def __getitem__(self, at: int | slice) -> ClientData | tuple[ClientData, ...]:
+        """Read one client, or several."""
+        numbers = range(len(self))[at]
+        return self.read(numbers) if isinstance(numbers, int) else tuple(map(self.read, numbers))
+
+    def __iter__(self) -> Iterator[ClientData]:
+        return map(self.read, range(len(self)))
+
+
+@dataclass(frozen=True)
+class Held(Mapping[str, ClientData]):
+    """Clients by their names; data of `Clients` are read each time that they are asked for.
+
+    Attributes:
+        clients: the clients.
+        sizes: their numbers of samples, by their names, in the same order.
+    """
+
+    clients: Sequence[ClientData]
+    sizes: Mapping[str, Sizes]
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {name: i for i, name in enumerate(self.sizes)}
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.sizes)
+
+    def __getitem__(self, name: str) -> ClientData:
+        """Read a client."""
+        return self.clients[self._places[name]]
+
+
+def sizes_of(clients: Sequence[ClientData]) -> Mapping[str, Sizes]:
+    """Return the numbers of samples of each client, by its name; see `FederatedData.sizes`."""
+    if isinstance(clients, Clients):
+        return clients.sizes
+    found: dict[str, Sizes] = {}
+    for client in clients:
+        if client.name in found:
+            raise UserError(f"two clients are called {client.name!r}: give each its own name")
+        found[client.name] = (len(client.train), len(client.val), len(client.test))
+    return found
+
+
+def held_by(clients: Sequence[ClientData]) -> Held:
+    """Return clients by their names."""
+    return Held(clients, sizes_of(clients))
+
+
+class Shares:
+    """Rows of all clients in one tensor each for training, validation and test; makes a client's `ClientData`."""
+
+    def __init__(self, names: Sequence[str], dataset: Dataset, rows: Sequence[Sequence[NDArray[np.int64]]]) -> None:
+        """Keep the rows.
+
+        Args:
+            names: of the clients.
+            dataset: whose rows.
+            rows: for training, validation and test: the rows of each client.
+        """
+        if len(set(names)) < len(names):
+            twice = next(name for i, name in enumerate(names) if name in names[:i])
+            raise UserError(f"two clients are called {twice!r}: give each its own name")
+        self._names = tuple(names)
+        self._samples = (dataset.train, dataset.train, dataset.test)
+        self._rows = [torch.from_numpy(np.concatenate(part)) for part in rows]
+        self._sizes = [[len(one) for one in part] for part in rows]
+        self._ends = [np.cumsum(sizes).tolist() for sizes in self._sizes]
+
+    def clients(self) -> Clients:
+        """Return the clients."""
+        return Clients(dict(zip(self._names, zip(*self._sizes, strict=True), strict=True)), self)
+
+    def __call__(self, at: int) -> ClientData:
+        """Return what client number `at` holds; its samples are in the tensors of the data set."""
+        held = zip(self._samples, self._rows, self._sizes, self._ends, strict=True)
+        parts = (Subset(samples, rows[ends[at] - sizes[at] : ends[at]]) for samples, rows, sizes, ends in held)
+        return ClientData(self._names[at], *parts)
+
+
 @dataclass(frozen=True)
 class FederatedData:
     """A data set divided among clients. Every test row belongs to exactly one client.
 
     Attributes:
         dataset: the samples of all clients.
-        clients: who holds what.
+        clients: who holds what; `Clients` are read when they are asked for.
         origin: where the data came from, if they can be read and divided again.
     """
 
     dataset: Dataset
-    clients: tuple[ClientData, ...]
+    clients: Sequence[ClientData]
     origin: Origin | None = field(default=None, init=False, compare=False)
 
     def __repr__(self) -> str:
         """One line for the data set and one for each client."""
         return "\n".join([f"FederatedData({self.dataset!r},", *(f"  {client!r}," for client in self.clients)]) + "\n)"
+
+    @cached_property
+    def sizes(self) -> Mapping[str, Sizes]:
+        """Return the numbers of samples of each client, by its name, without reading them.
+
+        Raises:
+            UserError: two clients have the same name.
+        """
+        return sizes_of(self.clients)
 
     def with_task(self, task: Task) -> "FederatedData":
         """Return the same data with another headline metric or scale."""

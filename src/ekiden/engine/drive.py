@@ -7,7 +7,7 @@ same.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -62,10 +62,21 @@ class _Report:
         self._marks = replace(marks, forward=marks.forward + work.forward, backward=marks.backward + work.backward)
         return {"bytes": self._marks.bytes, "forward": self._marks.forward, "backward": self._marks.backward}
 
-    def step(self, state: State, row: Row, written: Mapping[str, str] | None, began: float) -> None:
-        """Note that a step which began at this time is done; `written` says where each client's private state is."""
+    def step(
+        self, state: State, row: Row, called: Iterable[str], written: Mapping[str, str] | None, began: float
+    ) -> None:
+        """Note that a step which began at this time is done.
+
+        Args:
+            state: after the step.
+            row: its metrics.
+            called: clients that did a task.
+            written: when each client's private state was written.
+            began: the time.
+        """
         self._trace.metrics.append(row)
         if folder := self._folder:
+            folder.called(called)
             length = folder.append("metrics.jsonl", row)
             self._marks = replace(self._marks, metrics=length, ledger=folder.length("ledger.jsonl"))
             folder.save(state, self._marks, written)
@@ -116,7 +127,7 @@ def drive(
         if fed.notes:
             row["notes"] = fed.notes
             log.info("step %d: %s", after.step, told(fed.notes))
-        report.step(after, row, transport.written(), began)
+        report.step(after, row, fed.called, transport.written(), began)
         transport.settle()
         yield after
         began = time.perf_counter()

@@ -27,6 +27,7 @@ EvaluateOn = Literal["all", "own"]
 """Test data for personal models: all of it, or only that of the model's own client."""
 
 _MOST_CLIENTS_LISTED = 100
+_MOST_CLIENTS_EACH_TIME = 1000
 _FAR = 10  # times the loss of guessing; runs that forget or overfit stay below 2 at the client with the lowest loss
 _LEAST = 30.0  # above -ln 1e-12 = 27.6, the largest loss of an ensemble's wrong vote
 
@@ -130,8 +131,10 @@ class TestSet:
             global_accuracy, global_loss, ...: of the global model on the union, if there are personal models too.
             clients: headline metric on each client's own test data (of its own model, where there are personal ones),
                 for up to 100 clients.
-            client_mean, client_std, client_worst, client_decile: over the clients that have test data; unweighted.
-            diverged: true if the models are far worse than guessing (see `diverged`); otherwise absent.
+            client_mean, client_std, client_worst, client_decile: over the clients that have test data; unweighted. With
+                a global model and more than 1,000 clients only where the run ends, as all that is measured by client.
+            diverged: true if the models are far worse than guessing (see `diverged`); otherwise absent. Measured by
+                client.
             client_mean_trained: the same mean for the models in `trained`, if there are any.
             consensus: mean squared distance of the personal models' parameters from their mean.
             groups: headline metric by domain and by class, label or target, after the last step.
@@ -141,8 +144,8 @@ class TestSet:
         if model is None and not personal:
             return {}
         all_metrics = last and self.task.measures_all
-        each, served, places = self._answers(model, personal, True if all_metrics else None)
-        own, losses = self._by_client(served)
+        each, served, places = self._answers(model, personal, True if all_metrics else None, last)
+        own, losses = self._by_client(served) if served else ([], [])
         row: dict[str, Any] = self._measured(each)
         if diverged(losses, self.task.guess(self._data.dataset.outputs), personal=bool(personal)):
             row["diverged"] = True
@@ -154,7 +157,7 @@ class TestSet:
             row["client_mean_trained"] = sum(after_training) / len(after_training)
         if personal:
             row["consensus"] = consensus(personal)
-        if len(own) <= _MOST_CLIENTS_LISTED:
+        if len(own) <= _MOST_CLIENTS_LISTED and served:
             row["clients"] = [None if isnan(a) else a for a in own]
         if all_metrics:
             row |= self._everything(each, served, places)
@@ -175,9 +178,12 @@ class TestSet:
         return float(asked[told.argmax()] / asked.sum())
 
     def _answers(
-        self, model: Weights | None, personal: Sequence[Weights], full: bool | None
+        self, model: Weights | None, personal: Sequence[Weights], full: bool | None, last: bool
     ) -> tuple[list[Scores], list[tuple[Scores, Tensor | None]], Tensor]:
-        """Return what the models answer, what each client is served of it (at which rows), and the test rows."""
+        """Return what the models answer, what each client is served of it (at which rows), and the test rows.
+
+        With many clients, what each is served is only returned in the `last` step.
+        """
         clients = self._data.clients
         if personal and self._evaluate_on == "own":
             pairs = zip(personal, clients, strict=True)
@@ -188,7 +194,8 @@ class TestSet:
         if not personal:
             assert model is not None
             each = [self.scores(model, full=full)]
-        rows: list[Tensor | None] = [c.test.rows for c in clients]
+        many = len(clients) > _MOST_CLIENTS_EACH_TIME and not (last or personal)
+        rows: list[Tensor | None] = [] if many else [c.test.rows for c in clients]
         served = [*zip(each if personal else each * len(rows), rows, strict=True)]
         return each, served, torch.arange(len(self._data.dataset.test))
 
@@ -318,9 +325,10 @@ class TestSet:
 
     def _own(self, models: Mapping[str, Weights]) -> list[float]:
         """Return the headline metric of each model on the test data of the client that trained it, if it has any."""
+        clients = self._data.clients if models else ()
         found = [
             self.scores(models[c.name], personal=True, rows=c.test.rows).score()
-            for c in self._data.clients
+            for c in clients
             if c.name in models and len(c.test)
         ]
         return [value for value in found if not isnan(value)]

@@ -72,6 +72,7 @@ class Fed:
         skip: bool = True,
     ) -> None:
         self.clients = tuple(clients)
+        self._known = frozenset(self.clients)
         self._note = note
         self._transport = transport
         self._seed = seed
@@ -99,7 +100,7 @@ class Fed:
         if not name or name in self.notes:
             raise ValueError(f"a step notes {name!r} once")
         if isinstance(value, Mapping):
-            if strangers := value.keys() - set(self.clients):
+            if strangers := value.keys() - self._known:
                 raise ValueError(f"{name!r} is noted for {sorted(strangers)}, which are not clients")
             self.notes[name] = {client: _rounded(value[client]) for client in self.clients if client in value}
         else:
@@ -120,7 +121,7 @@ class Fed:
 
     def _request(self, task: Callable[..., Any], client: str, args: tuple[Any, ...], among: tuple[str, ...]) -> Request:
         """Return the request for a task, and count what it moves."""
-        if client not in self.clients:
+        if client not in self._known:
             raise unknown("client", client, self.clients)
         name = task.__name__
         for ref in refs(args):
@@ -317,6 +318,11 @@ class Fed:
         if self._setup is None:
             raise UserError("this federation was made without a setup: its network is not known")
         return self._setup
+
+    @property
+    def called(self) -> Iterable[str]:
+        """Return the clients that were called in this step."""
+        return self._calls.keys()
 
     def begin(self, step: int) -> None:
         """Start a step (the runtime does this, not methods)."""

@@ -1,6 +1,7 @@
 """The run folder: everything a run leaves behind, and all that it needs to resume after a crash.
 
-config.json         what was run, enough to run it again; the network and what it takes; digests of data and first model
+config.json         what was run, enough to run it again; the network and what it takes; digests of test data and model
+data.jsonl          one line for each client that a step has called: a digest of its data
 environment.json    on which machine, with which packages
 metrics.jsonl       one line a step, the same bits in every repetition
 ledger.jsonl        one line a transfer, also the same bits
@@ -11,6 +12,8 @@ clients/            what each client keeps
 model.safetensors   the result
 
 Digests of a run's data and initial model, so that nobody resumes or measures it with something else, stand at the end.
+A client's data are hashed when the step that first calls it is done. To continue or measure the run, they are hashed
+again before anything else. Data that no step has used may still change.
 """
 
 import contextlib
@@ -21,7 +24,7 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -39,7 +42,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.files import disk_error, hold_lock, metadata_of, read_regular, safetensors_chunks, with_digest, write
 from ekiden.base.seeds import seeded
 from ekiden.base.settings import Hardware, Training
-from ekiden.data.samples import ClientData, Subset
+from ekiden.data.samples import ClientData, Samples, Subset
 from ekiden.engine import wire
 from ekiden.engine.method import State
 from ekiden.engine.store import read
@@ -61,6 +64,7 @@ BESIDE = {"ekiden", "sweep", "selection", "revisions", "architecture", "origin"}
 """Entries of the configuration on which the run does not depend: what wrote it, for which table, what its result is,
 and where the data lay (their digests count)."""
 _CONFIG = "config"
+_DATA = "data.jsonl"
 _WRITTEN = "written"
 _NEEDED: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("selection", "dataset"), str),
@@ -119,8 +123,13 @@ class RunFolder:
         written: `Transport.written` of the state that was loaded; None if the transport does not know it.
     """
 
-    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, config: Mapping[str, Any], clients: Mapping[str, ClientData] | None = None) -> None:
         """Create the folder, or open one that exists.
+
+        Args:
+            path: where it is.
+            config: what is run.
+            clients: the data of each client, if they are on this machine.
 
         Raises:
             InUse: another process is using it.
@@ -135,7 +144,9 @@ class RunFolder:
         if fresh and _foreign(path):
             raise UserError(f"{path} is not empty and not a run folder: choose another folder")
         if not fresh:
-            _check(path, config)
+            _check(path, config, clients)
+        self._clients = clients
+        self._hashed = set(data_digests(path))
         self._config = config_digest(json.loads(_json(config)) if fresh else read_config(path))
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -181,6 +192,13 @@ class RunFolder:
         """Note a transfer as it happens."""
         self.append("ledger.jsonl", vars(row))
 
+    def called(self, clients: Iterable[str]) -> None:
+        """Note digests of the data of clients that a step has called for the first time."""
+        new = [name for name in clients if name not in self._hashed] if self._clients is not None else []
+        for name in new:
+            self.append(_DATA, {"client": name, "digest": client_digest(self._clients[name])})  # type: ignore[index]
+        self._hashed.update(new)
+
     def append(self, name: str, row: Mapping[str, Any]) -> int:
         """Add a line to a growing file; returns the file's length."""
         try:
@@ -204,7 +222,7 @@ class RunFolder:
         """
         for stale in (self.path / "model.safetensors", *self.path.glob("personal/*.safetensors")):
             stale.unlink(missing_ok=True)
-        for name in ("metrics.jsonl", "ledger.jsonl"):
+        for name in ("metrics.jsonl", "ledger.jsonl", _DATA):
             if name in self._files:
                 os.fsync(self._files[name].fileno())
         said = {_CONFIG: self._config} | ({} if written is None else {_WRITTEN: json.dumps(written)})
@@ -354,14 +372,16 @@ def _drop_broken_line(path: Path) -> None:
         os.truncate(path, data.rfind(b"\n") + 1)
 
 
-def _check(path: Path, config: Mapping[str, Any]) -> None:
+def _check(path: Path, config: Mapping[str, Any], clients: Mapping[str, ClientData] | None) -> None:
     """Refuse to resume if the folder holds another run."""
     found = read_config(path)
     wanted = json.loads(_json(config))
     found, wanted = _listed(found), _listed(wanted)
     keys = (wanted.keys() | found.keys()) - BESIDE - {"digests", "recipe"}
     different = sorted(k for k in keys if found.get(k) != wanted.get(k))
-    different += model_differences(found.get("digests", {}), wanted.get("digests", {}))
+    before, now = found.get("digests", {}), wanted.get("digests", {})
+    different += [] if clients is None else data_differences(path, clients, now.get("test"), before.get("test"))
+    different += model_differences(before, now)
     if different:
         more = "; seed torch before you make the model" if "the initial model" in different else ""
         if found.get("ekiden") != __version__:
@@ -393,12 +413,28 @@ def _environment() -> dict[str, Any]:
     }
 
 
-def data_digests(clients: Sequence[ClientData]) -> dict[str, str]:
-    """Return a digest of what each client holds: inputs and labels, in order, of its training, validation, test data.
+def data_digests(path: Path) -> dict[str, str]:
+    """Return the digests in a run folder of the data of clients that the run has called."""
+    return {row["client"]: row["digest"] for row in read_lines(path / _DATA, "client", "digest")}
 
-    It depends on the contents alone, not on the files that they came from or the machine.
+
+def data_differences(
+    path: Path, clients: Mapping[str, ClientData], test: str | None = None, before: str | None = None
+) -> list[str]:
+    """Say whose data differ from those that a run has used.
+
+    Args:
+        path: the run folder.
+        clients: the data that are here; only those that the run has used are read.
+        test: digest of all test samples that are here.
+        before: digest of all test samples of the run.
     """
-    return {client.name: _client_digest(client) for client in clients}
+    used = data_digests(path)
+    names = [n for n, digest in used.items() if n not in clients or client_digest(clients[n]) != digest]
+    if names:
+        more = f" and {len(names) - _LISTED} other clients" if len(names) > _LISTED else ""
+        return [f"the data of {', '.join(names[:_LISTED])}{more}"]
+    return ["the test data"] if test != before else []
 
 
 @cache
@@ -449,17 +485,8 @@ def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def model_differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Say which digests in a run folder differ from those wanted; those that one side lacks are not compared.
-
-    A run between machines has none of the data.
-    """
+    """Say which digests of the model in a run folder differ from those wanted, where both sides have them."""
     different = []
-    if "data" in found and "data" in wanted:
-        there, here = found["data"], wanted["data"]
-        names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
-        if names:
-            more = f" and {len(names) - _LISTED} other clients" if len(names) > _LISTED else ""
-            different.append(f"the data of {', '.join(names[:_LISTED])}{more}")
     if "model" in found and "model" in wanted:
         if found["model"].get("frozen") != wanted["model"].get("frozen"):
             different.append("the frozen part of the network")
@@ -468,10 +495,21 @@ def model_differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> li
     return different
 
 
-def _client_digest(client: ClientData) -> str:
+def client_digest(client: ClientData) -> str:
+    """Return a digest of what a client holds: inputs and labels, in order, of its training, validation, test data.
+
+    It depends on the contents alone, not on the files that they came from or the machine.
+    """
     digest = hashlib.blake2b(digest_size=16)
     for name, part in (("train", client.train), ("val", client.val), ("test", client.test)):
         _add_samples(digest, part, name)
+    return digest.hexdigest()
+
+
+def samples_digest(samples: Samples) -> str:
+    """Return such a digest of all samples of a data set."""
+    digest = hashlib.blake2b(digest_size=16)
+    _add_samples(digest, Subset(samples, torch.arange(len(samples))), "all")
     return digest.hexdigest()
 
 

@@ -13,9 +13,9 @@ from ekiden.base.checks import require
 from ekiden.base.errors import UserError
 from ekiden.base.settings import Hardware
 from ekiden.data import kinds
-from ekiden.data.samples import ClientData, FederatedData, Subset
+from ekiden.data.samples import ClientData, FederatedData, Sizes, Subset, held_by
 from ekiden.data.tasks import Task, balanced, recorded
-from ekiden.engine.folder import data_digests, model_differences
+from ekiden.engine.folder import data_differences, samples_digest
 from ekiden.engine.method import Method, Size
 from ekiden.engine.networks import network_name
 from ekiden.engine.wire import EVERYONE, SERVER
@@ -51,36 +51,38 @@ def core_count() -> int:
 
 def check_same_data(config: Mapping[str, Any], method: Method, data: FederatedData, folder: Path) -> None:
     """Refuse to measure a run on other data than its own, if its folder has digests of the data."""
-    before = {k: v for k, v in config.get("digests", {}).items() if k == "data"}
-    if before and (different := model_differences(before, {"data": data_digests(holders(method, data))})):
+    before = config.get("digests", {}).get("test")
+    if before is None:
+        return
+    held = held_by(holders(method, data))
+    if different := data_differences(folder, held, samples_digest(data.dataset.test), before):
         raise UserError(
             f"{', '.join(different)} differ from what {folder} was made with: put these data back, or name the data to "
             "measure on, `ekiden evaluate RUN --data DATA`"
         )
 
 
-def holders(method: Method, data: FederatedData) -> tuple[ClientData, ...]:
+def holders(method: Method, data: FederatedData) -> Sequence[ClientData]:
     """Return the clients that take part: all of them, or the one place that all data are brought to."""
     return _pool(data) if method.traits.pools_data else data.clients
 
 
-def check_clients(clients: Sequence[ClientData], method: Method) -> None:
+def check_clients(clients: Mapping[str, Sizes], method: Method) -> None:
     """Refuse a federation in which somebody has nothing to train on, or no validation data that the method needs."""
     if not clients:
         raise UserError("there is no client: give at least one data set")
-    seen = set[str]()
-    for client in clients:
-        if client.name in ("", ".", "..", SERVER, EVERYONE) or set(client.name) & set("/\\,\0\n"):
-            raise UserError(f"a client cannot be called {client.name!r}: give it another name, of letters and digits")
-        if client.name in seen:
-            raise UserError(f"two clients are called {client.name!r}: give each its own name")
-        seen.add(client.name)
-        if not len(client.train):
-            raise UserError(f"client {client.name} has no training sample: leave it out or use fewer clients")
-        if method.traits.needs_validation and not len(client.val):
+    for name, (train, val, _) in clients.items():
+        if name in ("", ".", "..", SERVER, EVERYONE) or not _FORBIDDEN.isdisjoint(name):
+            raise UserError(f"a client cannot be called {name!r}: give it another name, of letters and digits")
+        if not train:
+            raise UserError(f"client {name} has no training sample: leave it out or use fewer clients")
+        if method.traits.needs_validation and not val:
             raise UserError(
-                f"{method.title()} needs validation data at every client, {client.name} has none: raise --val-fraction"
+                f"{method.title()} needs validation data at every client, {name} has none: raise --val-fraction"
             )
+
+
+_FORBIDDEN = frozenset("/\\,\0\n")
 
 
 def check_subjects(clients: Sequence[ClientData]) -> None:

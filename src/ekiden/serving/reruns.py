@@ -13,8 +13,8 @@ from typing import Any
 from ekiden import api
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.files import path_of
-from ekiden.data.samples import FederatedData
-from ekiden.engine.folder import data_digests, model_differences, model_digest, read_config
+from ekiden.data.samples import FederatedData, held_by
+from ekiden.engine.folder import data_differences, model_differences, model_digest, read_config
 from ekiden.engine.method import Method
 from ekiden.engine.networks import builder
 from ekiden.engine.setup import describe_model
@@ -160,9 +160,7 @@ def _again(
 
 def _check_data(run: _Before, data: FederatedData) -> None:
     """Refuse data that differ from the run's."""
-    found = data_digests([c for c in data.clients if c.name in run.clients])
-    wanted = run.config.get("digests", {}).get("data")
-    if different := model_differences({"data": wanted}, {"data": found}):
+    if different := data_differences(run.folder, held_by(data.clients)):
         raise UserError(f"{', '.join(different)} differ from what {run.folder} was made with: put these data back")
 
 

@@ -19,7 +19,6 @@ from weakref import WeakKeyDictionary
 import torch.multiprocessing  # noqa: F401  (lets processes share tensors)
 
 from ekiden.base.errors import UserError
-from ekiden.base.files import place
 from ekiden.data.samples import ClientData
 from ekiden.engine import wire
 from ekiden.engine.method import INITIAL, payload_types
@@ -249,13 +248,11 @@ class Processes:
             ForkingPickler.dumps((setup.build, setup.method))
         except (PicklingError, AttributeError, TypeError):  # of lambdas and of what is defined inside a function
             raise UserError(_UNREADABLE) from None
-        for samples in {id(c.train.samples): c.train.samples for c in clients.values()}.values():
-            if not place(samples.x):
-                samples.x.share_memory_()  # type: ignore[no-untyped-call]
-            samples.y.share_memory_()  # type: ignore[no-untyped-call]
         self._setup = setup
         self._processes = _Workers()
-        self._pool = ProcessPoolExecutor(workers, self._processes, _start, (setup, dict(clients)))
+        self._pool = ProcessPoolExecutor(
+            workers, self._processes, _start, (setup, clients)
+        )  # pickling shares the samples' memory
 
     def submit(self, job: Job, journal: Path | None) -> Future[Outcome]:
         """Send the job to a free process."""
@@ -317,7 +314,7 @@ def end_with_parent() -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
-def _start(setup: Setup, clients: dict[str, ClientData]) -> None:
+def _start(setup: Setup, clients: Mapping[str, ClientData]) -> None:
     """Prepare a worker process."""
     global _worker  # noqa: PLW0603
     end_with_parent()
