@@ -42,7 +42,7 @@ def test_it_has_the_means_and_shares_of_all_rows(silos: list[str], command: Call
     assert not code, said
     found = {
         (line["column"], line["category"]): line["silos"]
-        for line in json.loads(said[said.index("[") : said.rindex("]") + 1])
+        for line in json.loads(said[said.index("{") : said.rindex("}") + 1])["lines"]
     }
     ages = [np.array([float(v) for v in COLUMNS["age"][cut] if v is not None]) for cut in (slice(None), *CUTS)]
     for of, wanted in zip(found["age", ""].values(), ages, strict=True):

@@ -207,6 +207,8 @@ def agree(options: AgreeOptions) -> None:
     if options.table_one:
         told = [ColumnSums.from_json(file.read_text(encoding="utf-8"), str(file)) for file in options.sums]
         console.print(study.cohort_drawn(study.table_one(told)))
+        if survival := study.survival(told):
+            console.print(survival.drawn())
     write(options.out, [json.dumps(made.to_json(), indent=1).encode()])
     say(
         f"wrote {options.out}: {made}; "

@@ -17,7 +17,7 @@ from tyro.conf import Positional
 
 from ekiden import data as datasets
 from ekiden.base import outside
-from ekiden.base.checks import Checked, Count, CountOrZero, made, reading
+from ekiden.base.checks import Checked, Count, CountOrZero, Positive, made, reading
 from ekiden.base.errors import UserError, counted
 from ekiden.base.files import disk_error, is_held
 from ekiden.cli.console import console, no_run, only_json, print_json, say
@@ -38,7 +38,7 @@ from ekiden.recipe import Recipe
 from ekiden.results import tracking
 from ekiden.results.result import Result, inputs_of, task_in
 from ekiden.runs import launch, settings, summary
-from ekiden.runs.plan import Plan, in_memory, judge, stored
+from ekiden.runs.plan import Plan, TaskName, in_memory, judge, stored
 from ekiden.serving import reruns
 from ekiden.serving.loading import open_run
 from ekiden.tables.sweep import refuse_records, summaries
@@ -172,6 +172,10 @@ class DataOptions(Checked):
     """of the partition"""
     table_one: bool = False
     """show means and shares of all columns at each silo instead of who holds what; for tables"""
+    times: tuple[Positive, ...] = ()
+    """with --table-one of --task survival: times at which survival is shown, in ascending order"""
+    task: TaskName = "auto"
+    """what the labels mean (see docs/tasks.md); by default inferred from their values"""
     draw: Path | None = None
     """PNG file to draw to; by default who-holds-what.png in this folder"""
     json: bool = False
@@ -310,6 +314,7 @@ def data(options: DataOptions) -> None:
         options.size,
         silos=options.silos,
         reading=options.reading,
+        task=options.task,
     )
     if options.draft_schema:
         return _draft(options, options.draft_schema.expanduser())
@@ -317,14 +322,16 @@ def data(options: DataOptions) -> None:
         _check(options)
     federation = plan.federation()
     if options.table_one:
-        lines = study.table_one(study.cohort_sums(federation))
+        told = study.cohort_sums(federation, options.times)
+        lines, survival = study.table_one(told), study.survival(told)
         if options.json:
-            return print_json([line.to_json() for line in lines])
-        return console.print(study.cohort_drawn(lines))
-    told = datasets.description(federation)
+            more = {"survival": survival.to_json()} if survival else {}
+            return print_json({"lines": [line.to_json() for line in lines], **more})
+        return console.print(study.cohort_drawn(lines), *([survival.drawn()] if survival else []))
+    described = datasets.description(federation)
     if options.json:
-        return print_json(told.to_json())
-    console.print(str(told), soft_wrap=True, highlight=False)
+        return print_json(described.to_json())
+    console.print(str(described), soft_wrap=True, highlight=False)
     console.print(datasets.table(federation))
     if options.draw is None and find_spec("matplotlib") is None:
         console.print('not drawn, which needs matplotlib: pip install "ekiden[report]"', soft_wrap=True)

@@ -15,6 +15,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 from rich.table import Table
 from tyro.conf import Positional
 
+from ekiden.base.checks import Positive
 from ekiden.base.errors import UserError
 from ekiden.base.files import write
 from ekiden.cli.console import console, first_line, print_json, say
@@ -140,6 +141,8 @@ class SumsOptions:
     """silo.toml"""
     out: Path | None = None
     """JSON file to write; by default NAME-sums.json next to it. Read it before you give it away"""
+    times: tuple[Positive, ...] = ()
+    """for survival: also tell how many rows had the event up to each of these times, which all silos agree on"""
 
 
 @dataclass(frozen=True)
@@ -241,7 +244,7 @@ def sums(options: SumsOptions) -> None:
     """`ekiden silo sums silo.toml`."""
     file = silo_file.read(options.file)
     out = options.out or file.path.parent / f"{file.name}-sums.json"
-    write(out, [file.sums().to_json().encode()])
+    write(out, [file.sums(options.times).to_json().encode()])
     say(f"wrote {out}: read it, then give it to the coordinator")
 
 

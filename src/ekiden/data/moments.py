@@ -18,15 +18,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ekiden.base.checks import made
 from ekiden.base.errors import UserError, listed, tell
 from ekiden.data import doubts
 from ekiden.data import schema as schemas
+from ekiden.data.curves import Followed
 from ekiden.data.kinds import Inputs, Table, from_json, to_json
 from ekiden.data.kinds.tables import Numbers, encode_again
 from ekiden.data.samples import ClientData, Dataset, FederatedData, Subset
 from ekiden.data.schema import Schema
 from ekiden.data.spelling import merging, numbered_from_two, refuse_spellings
-from ekiden.data.tasks import Classification, ScaledTask, Task
+from ekiden.data.tasks import Classification, ScaledTask, Survival, Task
 from ekiden.data.undecoded import natural
 
 LARGEST = 1e140
@@ -193,6 +195,7 @@ class ColumnSums:
         silo: name of the silo; empty for several together.
         classes: the number of rows of each class, if labels are classes.
         rows: fingerprints of all rows, in hexadecimal and sorted, if the silo tells them.
+        followed: how many rows had the event between some times, if labels are times and events.
     """
 
     moments: Mapping[str, ColumnMoments]
@@ -203,6 +206,7 @@ class ColumnSums:
     silo: str = ""
     classes: Mapping[str, int] = field(default_factory=dict)
     rows: tuple[str, ...] = ()
+    followed: Followed | None = None
 
     @property
     def least_rows(self) -> int:
@@ -245,6 +249,7 @@ class ColumnSums:
                 raise ValueError("moments")
             classes = {str(c): int(n) for c, n in found.get("classes", {}).items()}
             silo, rows = str(found.get("silo", "")), tuple(map(str, found.get("rows", ())))
+            followed = made(Followed, found["followed"], what=where) if found.get("followed") else None
             counts = [*missing.values(), *classes.values(), *(n for each in categories.values() for n in each.values())]
             if min(counts, default=0) < 0:
                 raise ValueError("counts")
@@ -252,7 +257,7 @@ class ColumnSums:
                 raise ValueError("names")
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             raise UserError(f"{where} holds no sums of a table: make them with `ekiden silo sums silo.toml`") from None
-        return ColumnSums(moments, missing, categories, dates, marks, silo, classes, rows)
+        return ColumnSums(moments, missing, categories, dates, marks, silo, classes, rows, followed)
 
     def scale(self, name: str) -> tuple[float, float]:
         """Return mean and standard deviation of a column; the latter is 0 for a column that does not vary."""
@@ -317,8 +322,16 @@ def _counted(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
     return dict(total)
 
 
-def told_by(client: ClientData, dataset: Dataset) -> ColumnSums:
-    """Return what a client reports about its training rows, which are not scaled yet."""
+def told_by(client: ClientData, dataset: Dataset, times: Sequence[float] = ()) -> ColumnSums:
+    """Return what a client reports about its training rows, which are not scaled yet.
+
+    Args:
+        client: whose rows.
+        dataset: what they mean.
+        times: between which events are counted.
+    """
+    if times and not isinstance(dataset.task, Survival):
+        raise UserError("--times are for survival: give --task survival --label-column TIME EVENT, or leave them out")
     least, moments, missing, categories = dataset.least, {}, {}, {}
 
     def told(values: Numbers, what: str) -> ColumnMoments:
@@ -341,7 +354,8 @@ def told_by(client: ClientData, dataset: Dataset) -> ColumnSums:
     if isinstance(dataset.task, Classification):
         held = torch.bincount(labels, minlength=len(dataset.classes)).tolist()
         classes = {name: n for name, n in zip(dataset.classes, held, strict=True) if n >= least}
-    return ColumnSums(moments, missing, categories, table.dates, table.missing, client.name, classes)
+    followed = Followed.of(labels.double().numpy(), times, least) if times else None
+    return ColumnSums(moments, missing, categories, table.dates, table.missing, client.name, classes, followed=followed)
 
 
 def agreed(fed: FederatedData) -> FederatedData:

@@ -15,14 +15,14 @@ from rich.table import Table as RichTable
 
 from ekiden.base import outside
 from ekiden.base.errors import UserError, counted
-from ekiden.data import frames, sources, targets
+from ekiden.data import curves, frames, sources, targets
 from ekiden.data.cells import DATE, Writing
 from ekiden.data.columns import Reading, image_column
 from ekiden.data.dates import DAY
 from ekiden.data.holdings import Holding, find, hold, named_silos, read_part
 from ekiden.data.kinds import Images, Table, Tokens, arrays
 from ekiden.data.kinds.arrays import is_list
-from ekiden.data.moments import ColumnMoments, ColumnSums, told_by
+from ekiden.data.moments import ColumnMoments, ColumnSums, target, told_by
 from ekiden.data.samples import ClientData, Dataset, FederatedData, Subset
 from ekiden.data.schema import SchemaError, Violation, key, string
 from ekiden.data.sources import NAMED
@@ -301,14 +301,30 @@ def cohort_drawn(lines: Sequence[CohortLine]) -> RichTable:
     return table
 
 
-def cohort_sums(fed: FederatedData) -> list[ColumnSums]:
-    """Return what silos on this machine tell about all their rows: those for training, validation and test."""
+def survival(told: Sequence[ColumnSums]) -> curves.Compared | None:
+    """Return the survival curves of the silos, if they tell any."""
+    followed = {one.silo or f"silo {k}": one.followed for k, one in enumerate(told, 1)}
+    given = {silo: one for silo, one in followed.items() if one is not None}
+    if given and len(given) < len(followed):
+        silent = next(silo for silo in followed if silo not in given)
+        raise UserError(f"{silent} tells no events between times: make the sums of all silos with the same times")
+    names = [name.removeprefix(target("")) for name in told[0].moments if name not in told[0].missing]
+    return curves.compared(names[0], given) if given else None
+
+
+def cohort_sums(fed: FederatedData, times: Sequence[float] = ()) -> list[ColumnSums]:
+    """Return what silos on this machine tell about all their rows: those for training, validation and test.
+
+    Args:
+        fed: the silos.
+        times: between which events of survival are counted.
+    """
     if not isinstance(fed.dataset.inputs, Table):
         raise UserError(f"table one is for tables, these samples are {fed.dataset.inputs.words}: leave it out")
-    return [_of_client(client, fed.dataset) for client in fed.clients]
+    return [_of_client(client, fed.dataset, times) for client in fed.clients]
 
 
-def _of_client(client: ClientData, dataset: Dataset) -> ColumnSums:
+def _of_client(client: ClientData, dataset: Dataset, times: Sequence[float]) -> ColumnSums:
     """Return the sums over rows that are scaled already, in the columns' own units."""
     table = Table.of(dataset.inputs)
     parts = [part for part in (client.train, client.val, client.test) if len(part)]
@@ -320,7 +336,7 @@ def _of_client(client: ClientData, dataset: Dataset) -> ColumnSums:
     plain = replace(table, centre=(), scale=(), gaps=())
     samples = replace(parts[0].samples, x=torch.from_numpy(rows), y=torch.cat([part.y for part in parts]))
     everything = Subset(samples, torch.arange(len(rows)))
-    found = told_by(replace(client, train=everything), replace(dataset, inputs=plain, least=1))
+    found = told_by(replace(client, train=everything), replace(dataset, inputs=plain, least=1), times)
     rare = (x[:, table.numbers :] == 0).sum(0).tolist()  # categories that the silos did not agree on
     others = {name: {_OTHER: int(n)} if n else {} for name, n in zip(table.categorical, rare, strict=True)}
     return replace(found, categories={name: {**known, **others[name]} for name, known in found.categories.items()})

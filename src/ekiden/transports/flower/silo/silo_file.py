@@ -3,7 +3,7 @@
 import importlib.util
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -213,8 +213,12 @@ class SiloFile:
             raise UserError(f"{self.path}: {error}") from None
         return found.dataset, client
 
-    def sums(self) -> ColumnSums:
-        """Return what the silo reports about its training rows, so that all silos can scale a table alike."""
+    def sums(self, times: Sequence[float] = ()) -> ColumnSums:
+        """Return what the silo reports about its training rows, so that all silos can scale a table alike.
+
+        Args:
+            times: between which events of survival are counted.
+        """
         found = None if self.data.python else self.read()
         if found is None or not found.least:
             raise UserError(
@@ -227,7 +231,9 @@ class SiloFile:
             if not _LEAST_SALT <= len(salt) <= _MOST_SALT:
                 raise UserError(f"{self.path}: data.fingerprints is a secret of {_LEAST_SALT} to {_MOST_SALT} bytes")
             rows = [row for part in (found.train, found.test) for row in fingerprints(part.x, found.inputs, salt)]
-        return replace(told_by(held.clients[0], found), silo=self.name, rows=tuple(sorted(row.hex() for row in rows)))
+        return replace(
+            told_by(held.clients[0], found, times), silo=self.name, rows=tuple(sorted(row.hex() for row in rows))
+        )
 
     @property
     def schemas(self) -> list[Path]:

@@ -1,0 +1,219 @@
+"""Survival curves of silos and the log-rank test between them, from counts of events between agreed times."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.table import Table
+
+from ekiden.base.checks import Checked, CountOrZero, Positive
+from ekiden.base.errors import UserError
+
+Numbers = NDArray[np.float64]
+_Z = 1.959963984540054  # of the normal distribution, for 95 %
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Followed(Checked):
+    """How many rows of a silo had the event between some times, or were last seen without it.
+
+    Attributes:
+        times: ascending; a row counts at the first of these times that is not before its own.
+        events: rows that had the event.
+        censored: rows that were last seen without it.
+        later: rows whose time is after the last of these times.
+    """
+
+    times: tuple[Positive, ...]
+    events: tuple[CountOrZero, ...]
+    censored: tuple[CountOrZero, ...]
+    later: CountOrZero
+
+    def __post_init__(self) -> None:
+        ascending = all(a < b for a, b in zip(self.times, self.times[1:], strict=False))
+        if not ascending or not len(self.times) == len(self.events) == len(self.censored):
+            raise UserError("times must be in ascending order, each with its number of events: give --times 90 180 365")
+
+    @staticmethod
+    def of(y: Numbers, times: Sequence[float], least: int) -> "Followed":
+        """Count rows (n, 2) of time and event; each number is 0, or `least` or more.
+
+        Times between which there are fewer rows are left out, so that their rows count at a later time.
+        """
+        grid = Followed(tuple(times), (0,) * len(times), (0,) * len(times), 0).times
+        place = np.searchsorted(np.array(grid, dtype=np.float64), y[:, 0])
+        each = [np.bincount(place[y[:, 1] == event], minlength=len(grid) + 1) for event in (1, 0)]
+        kept, left, events, censored = list[tuple[float, int, int]](), len(y), 0, 0
+        for k, time in enumerate(grid):
+            events, censored = events + int(each[0][k]), censored + int(each[1][k])
+            if all(n == 0 or n >= least for n in (events, censored, left - events - censored)):
+                kept.append((time, events, censored))
+                left, events, censored = left - events - censored, 0, 0
+        return Followed(
+            tuple(time for time, _, _ in kept),
+            tuple(events for _, events, _ in kept),
+            tuple(censored for _, _, censored in kept),
+            left if left >= least else 0,
+        )
+
+    def at(self, times: Sequence[float]) -> "Followed":
+        """Return the same rows, counted at some of the times only."""
+        place = np.searchsorted(np.array(times), self.times)
+        events, censored = (
+            np.bincount(place, counts, len(times) + 1).astype(int)[: len(times)].tolist()
+            for counts in (self.events, self.censored)
+        )
+        rows = sum(self.events) + sum(self.censored) + self.later
+        return Followed(tuple(times), tuple(events), tuple(censored), rows - sum(events) - sum(censored))
+
+    @property
+    def at_risk(self) -> Numbers:
+        """Rows that are still followed after the time before."""
+        gone = np.array(self.events) + np.array(self.censored)
+        return np.asarray(self.later + gone[::-1].cumsum()[::-1], dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The Kaplan-Meier estimate at some times.
+
+    Edward Kaplan, Paul Meier: Nonparametric estimation from incomplete observations. JASA, 1958. The variance is
+    Greenwood's, on the scale of ln(-ln S). Rows that were last seen between two times count as followed up to the later
+    one. So each estimate is the highest that the counts allow.
+
+    Attributes:
+        times: as counted.
+        at_risk: rows that are followed up to each time.
+        events: rows that had the event.
+        survival: share that has not had the event at this time.
+        low: lower end of its 95 % interval.
+        high: upper end.
+        error: how much lower the estimate from the rows themselves can be.
+        median: first of the times at which half have had the event; None if there is none.
+        median_low: lower end of its 95 % interval.
+        median_high: upper end.
+    """
+
+    times: tuple[float, ...]
+    at_risk: tuple[int, ...]
+    events: tuple[int, ...]
+    survival: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    error: tuple[float, ...]
+    median: float | None
+    median_low: float | None
+    median_high: float | None
+
+    @staticmethod
+    def of(told: Followed) -> "Curve":
+        """Return the curve that follows from counts."""
+        n, d, c = told.at_risk, np.array(told.events, dtype=float), np.array(told.censored, dtype=float)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            survival = np.where(n > 0, 1 - d / n, 1).cumprod()
+            least = np.where(n > c, 1 - d / (n - c), 1).cumprod()
+            spread = _Z * np.sqrt(np.where(d > 0, d / (n * (n - d)), 0).cumsum()) / np.log(survival)
+            low, high = (
+                np.where((survival > 0) & (survival < 1), survival ** np.exp(s * spread), survival) for s in (-1, 1)
+            )
+        middle, soonest, latest = (_first(told.times, values <= 0.5) for values in (survival, low, high))
+        return Curve(
+            told.times,
+            tuple(map(int, n)),
+            tuple(map(int, d)),
+            tuple(map(float, survival)),
+            tuple(map(float, low)),
+            tuple(map(float, high)),
+            tuple(map(float, survival - least)),
+            middle,
+            soonest,
+            latest,
+        )
+
+    def shown(self, time: float) -> str:
+        """Return survival and interval at a time, in percent."""
+        if time not in self.times:
+            return "-"
+        k = self.times.index(time)
+        return f"{100 * self.survival[k]:.1f} ({100 * self.low[k]:.1f} to {100 * self.high[k]:.1f})"
+
+
+def _first(times: Sequence[float], reached: NDArray[np.bool_]) -> float | None:
+    return times[int(reached.argmax())] if reached.any() else None
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The curves of all silos, and whether they differ.
+
+    Attributes:
+        name: of the column of times.
+        curves: of all rows together, at the times that all silos tell, and of each silo.
+        statistic: of the log-rank test at these times; None if it is not defined.
+        p: from the chi-squared distribution.
+    """
+
+    name: str
+    curves: Mapping[str, Curve]
+    statistic: float | None
+    p: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {**asdict(self), "curves": {name: asdict(curve) for name, curve in self.curves.items()}}
+
+    def drawn(self) -> Table:
+        """Return the table for the terminal."""
+        off = max((error for curve in self.curves.values() for error in curve.error), default=0.0)
+        test = "" if self.p is None else f"log-rank between silos {self.statistic:.2f}, p {self.p:.3g}; "
+        off_by = f"the rows themselves may give up to {100 * off:.1f} less" if off else ""
+        table = Table(title="survival %, 95 % interval", title_justify="left", caption=test + off_by)
+        for name in (self.name, *self.curves):
+            table.add_column(name, justify="right")
+        for time in sorted({time for curve in self.curves.values() for time in curve.times}):
+            table.add_row(f"{time:g}", *(curve.shown(time) for curve in self.curves.values()))
+        medians = ((curve.median, curve.median_low, curve.median_high) for curve in self.curves.values())
+        ends = (["-" if end is None else f"{end:g}" for end in each] for each in medians)
+        table.add_row("events", *(f"{sum(curve.events):,}" for curve in self.curves.values()))
+        table.add_row("median, at most", *(f"{middle} ({low} to {high})" for middle, low, high in ends))
+        return table
+
+
+def compared(name: str, silos: Mapping[str, Followed]) -> Compared:
+    """Return the curves that follow from what silos told, and the log-rank test.
+
+    Args:
+        name: of the column of times.
+        silos: what each silo told.
+    """
+    common = sorted(set.intersection(*(set(one.times) for one in silos.values())))
+    if not common:
+        raise UserError(f"no time of {name} has enough rows at all silos: give fewer --times")
+    each = [one.at(common) for one in silos.values()]
+    events, censored = (np.sum([getattr(one, what) for one in each], 0).tolist() for what in ("events", "censored"))
+    whole = Followed(tuple(common), tuple(events), tuple(censored), sum(one.later for one in each))
+    curves = {ALL: whole} | dict(silos)
+    return Compared(name, {key: Curve.of(one) for key, one in curves.items()}, *_log_rank(each))
+
+
+def _log_rank(silos: Sequence[Followed]) -> tuple[float | None, float | None]:
+    """Return statistic and p-value; None if there are no events, or one silo.
+
+    Nathan Mantel: Evaluation of survival data and two new rank order statistics. Cancer Chemotherapy Reports, 1966.
+    """
+    n, d = np.stack([one.at_risk for one in silos]), np.array([one.events for one in silos], dtype=float)
+    used = n.sum(0) > 1
+    n, d = n[:, used], d[:, used]
+    share, total, deaths = n / n.sum(0), n.sum(0), d.sum(0)
+    apart = (d - deaths * share).sum(1)[:-1]
+    weights = deaths * (total - deaths) / (total - 1)
+    spread = (np.diag((weights * share).sum(1)) - (weights * share) @ share.T)[:-1, :-1]
+    if not len(spread) or np.linalg.matrix_rank(spread) < len(spread):
+        return None, None
+    statistic = float(apart @ np.linalg.solve(spread, apart))
+    half = torch.tensor([len(spread) / 2, statistic / 2], dtype=torch.float64)
+    return statistic, float(torch.special.gammaincc(half[0], half[1]))

@@ -1,0 +1,114 @@
+"""Survival curves and the log-rank test: against lifelines, and what coarse grids and small silos show."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ekiden.base.errors import UserError
+from ekiden.data import curves, federate, study
+from ekiden.data.curves import Curve, Followed
+from ekiden.data.moments import ColumnSums
+from tests.methods.survival_reference import CUT
+from tests.methods.survival_reference import cohort as patients
+
+REFERENCE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "methods" / "survival.json").read_text())
+ROWS = {"a": slice(0, CUT), "b": slice(CUT, None), "all": slice(None)}
+Y = {name: np.stack([patients()["days"][rows], patients()["died"][rows]], 1) for name, rows in ROWS.items()}
+
+pytestmark = pytest.mark.filterwarnings("ignore::ekiden.base.errors.DataWarning")
+
+
+def told(times: Any, least: int = 1) -> dict[str, Followed]:
+    return {name: Followed.of(Y[name], times, least) for name in ("a", "b")}
+
+
+def test_with_all_times_they_are_those_of_lifelines() -> None:
+    found = curves.compared("days", told(sorted(set(Y["all"][:, 0]))))
+    assert [found.statistic, found.p] == pytest.approx(REFERENCE["log-rank"], rel=1e-6)
+    for name, curve in found.curves.items():
+        wanted = REFERENCE["curves"][name]
+        at = [curve.times.index(time) for time in wanted["times"]]
+        for what in ("survival", "low", "high"):
+            assert [getattr(curve, what)[k] for k in at] == pytest.approx(wanted[what], abs=1e-6)
+        ends = [float("inf") if end is None else end for end in (curve.median, curve.median_low, curve.median_high)]
+        assert ends == wanted["median"]
+
+
+def test_a_coarse_grid_is_off_by_less_than_it_says() -> None:
+    grid = [100.0, 250.0, 500.0, 800.0]
+    curve = curves.compared("days", told(grid)).curves["all"]
+    exact = REFERENCE["curves"]["all"]
+    for k, time in enumerate(grid):
+        true = [s for s, t in zip(exact["survival"], exact["times"], strict=True) if t <= time][-1]
+        assert curve.survival[k] - curve.error[k] - 1e-12 <= true <= curve.survival[k] + 1e-12
+        assert curve.error[k] < 0.15
+    assert any(error > 0.01 for error in curve.error)
+
+
+def test_no_number_of_a_silo_is_small() -> None:
+    """All are 0 or the minimum, also what follows by subtraction from the number of rows."""
+    grid = sorted(set(Y["all"][:, 0]))
+    for name, one in told(grid, 10).items():
+        assert 2 <= len(one.times) < len(grid)
+        assert all(n == 0 or n >= 10 for n in (*one.events, *one.censored, one.later))
+        assert sum(one.events) + sum(one.censored) + one.later == len(Y[name])
+        same = Followed.of(Y[name], one.times, 1)
+        assert (same.events, same.censored) == (one.events, one.censored)
+    both = curves.compared("days", told(grid, 10)).curves
+    assert set(both["all"].times) == set(both["a"].times) & set(both["b"].times)
+    full = Curve.of(Followed.of(Y["all"], both["all"].times, 1))
+    assert both["all"] == full
+
+
+def test_wrong_grids_are_refused() -> None:
+    for times in ([200.0, 100.0], [0.0, 10.0], [float("inf")]):
+        with pytest.raises(UserError):
+            told(times)
+    with pytest.raises(UserError, match="no time of days has enough rows at all silos"):
+        curves.compared("days", told([20.0], 60))
+
+
+def test_sums_carry_them_and_a_crafted_file_is_refused() -> None:
+    table = patients()
+    silos: list[Any] = [{name: list(values[ROWS[silo]]) for name, values in table.items()} for silo in ("a", "b")]
+    fed = federate(
+        silos, tests=silos, names=["a", "b"], val_fraction=0.0, label_column=["days", "died"], task="survival"
+    )
+    sums = study.cohort_sums(fed, [200.0, 400.0])
+    read = [ColumnSums.from_json(one.to_json(), "a file") for one in sums]
+    assert read == sums
+    found = study.survival(read)
+    assert found is not None
+    assert found.curves["all"].at_risk[0] == 2 * len(Y["all"])  # these rows are in training and in the test
+    with pytest.raises(UserError, match="b tells no events between times"):
+        study.survival([read[0], study.cohort_sums(fed)[1]])
+    for changed in ({"times": [400, 200]}, {"events": [1]}, {"later": -1}, {"times": "x"}):
+        values = json.loads(sums[0].to_json())
+        values["followed"] |= changed
+        with pytest.raises(UserError):
+            ColumnSums.from_json(json.dumps(values), "a file")
+    plain = federate(silos, tests=silos, label_column="died", drop_columns=["days"])
+    with pytest.raises(UserError, match="are for survival"):
+        study.cohort_sums(plain, [200.0])
+
+
+def test_the_command_shows_them(tmp_path: Path, command: Callable[..., tuple[int, str]]) -> None:
+    names = list(patients())
+    files = []
+    for silo in ("a", "b"):
+        rows = zip(*(patients()[name][ROWS[silo]] for name in names), strict=True)
+        files.append(str(tmp_path / f"{silo}.csv"))
+        Path(files[-1]).write_text("\n".join([",".join(names), *(",".join(map(str, row)) for row in rows)]))
+    flags = ("--label-column", "days", "died", "--task", "survival", "--table-one", "--times", "200", "400")
+    code, said = command("data", "--silos", *files, *flags)
+    assert not code, said
+    k = REFERENCE["curves"]["all"]["times"].index(400)
+    assert "log-rank between silos" in said
+    assert f"{100 * REFERENCE['curves']['all']['survival'][k]:.0f}." in said
+    code, said = command("data", "--silos", *files, *flags, "--json")
+    assert not code, said
+    assert json.loads(said[said.index("{") : said.rindex("}") + 1])["survival"]["curves"]["a"]["times"] == [200, 400]
