@@ -92,7 +92,7 @@ def test_sums_carry_them_and_a_crafted_file_is_refused() -> None:
         with pytest.raises(UserError):
             ColumnSums.from_json(json.dumps(values), "a file")
     plain = federate(silos, tests=silos, label_column="died", drop_columns=["days"])
-    with pytest.raises(UserError, match="are for survival"):
+    with pytest.raises(UserError, match=r"survival is shown need task=.survival"):
         study.cohort_sums(plain, [200.0])
 
 

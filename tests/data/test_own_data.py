@@ -604,7 +604,7 @@ MISTAKES: list[tuple[str, Any, dict[str, Any], str]] = [
     ("fractions for classes", bad(P, died=[0.5] * 60), DIED | {"task": "classification"}, "is 0.5, not a class"),
     ("2 in a multi-label", bad(P, cough=[2] * 60, fever=[0] * 60), {"label_column": ("cough", "fever"),
      "drop_columns": "died", "task": "multi-label"}, "multi-label needs a row of 0 and 1"),
-    ("text among several labels", P, {"label_column": ("died", "age")}, "'died' .* holds names: with several"),
+    ("text among several labels", P, {"label_column": ("sex", "age")}, "'sex' .* holds names: with several"),
     ("an unknown task", P, DIED | {"task": "regression2"}, "unknown task 'regression2': did you mean 'regression'"),
     ("an option that is not there", P, {"labels": "died"}, "unknown option 'labels'"),
     ("numbers as texts", P, DIED | {"text_column": "age"}, "'age' of .* holds double, not texts"),

@@ -117,8 +117,9 @@ def test_labels_that_are_no_times_and_events_are_refused(changed: dict[str, Any]
     assert "\n" not in str(refusal.value)
 
 
-def test_events_may_be_true_and_false() -> None:
-    died = held(died=cohort()["died"] > 0).dataset.train.y[:, 1]
+@pytest.mark.parametrize(("yes", "no"), [(True, False), ("Yes", "no")])
+def test_events_may_be_words(yes: Any, no: Any) -> None:
+    died = held(died=np.where(cohort()["died"] > 0, yes, no)).dataset.train.y[:, 1]
     assert died.tolist() == cohort()["died"].tolist()
 
 

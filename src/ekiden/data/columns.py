@@ -190,6 +190,7 @@ class Columns:
 
 
 USUAL = Columns()
+_YES = ("true", "yes")
 
 
 def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
@@ -322,11 +323,13 @@ def targets_of(table: Any, columns: Sequence[str], source: str, cells: Cells) ->
     if len(each) == 1:
         return each[0]
     for name, values in zip(columns, each, strict=True):
-        if values.dtype.kind == "U" and not set(np.unique(values)) <= {"true", "false"}:
+        if values.dtype.kind == "U" and not {text.lower() for text in np.unique(values)} <= {*_YES, "false", "no"}:
             raise UserError(
-                f"column {name!r} of {source} holds names: with several --label-column, all must hold numbers"
+                f"column {name!r} of {source} holds names: with several --label-column, all must hold numbers, or yes "
+                "and no"
             )
-    return np.stack([v == "true" if v.dtype.kind == "U" else v.astype(np.float64) for v in each], axis=1, dtype=float)
+    whole = [np.isin(np.char.lower(v), _YES) if v.dtype.kind == "U" else v.astype(np.float64) for v in each]
+    return np.stack(whole, axis=1, dtype=float)
 
 
 def _target(column: Any, name: str, source: str, cells: Cells) -> NDArray[Any]:

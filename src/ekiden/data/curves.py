@@ -36,7 +36,7 @@ class Followed(Checked):
     def __post_init__(self) -> None:
         ascending = all(a < b for a, b in zip(self.times, self.times[1:], strict=False))
         if not ascending or not len(self.times) == len(self.events) == len(self.censored):
-            raise UserError("times must be in ascending order, each with its number of events: give --times 90 180 365")
+            raise UserError("times must be in ascending order, each with its number of events: such as 90 180 365")
 
     @staticmethod
     def of(y: Numbers, times: Sequence[float], least: int) -> "Followed":
@@ -192,7 +192,7 @@ def compared(name: str, silos: Mapping[str, Followed]) -> Compared:
     """
     common = sorted(set.intersection(*(set(one.times) for one in silos.values())))
     if not common:
-        raise UserError(f"no time of {name} has enough rows at all silos: give fewer --times")
+        raise UserError(f"no time of {name} has enough rows at all silos: choose fewer times")
     each = [one.at(common) for one in silos.values()]
     events, censored = (np.sum([getattr(one, what) for one in each], 0).tolist() for what in ("events", "censored"))
     whole = Followed(tuple(common), tuple(events), tuple(censored), sum(one.later for one in each))

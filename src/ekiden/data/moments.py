@@ -331,7 +331,7 @@ def told_by(client: ClientData, dataset: Dataset, times: Sequence[float] = ()) -
         times: between which events are counted.
     """
     if times and not isinstance(dataset.task, Survival):
-        raise UserError("--times are for survival: give --task survival --label-column TIME EVENT, or leave them out")
+        raise UserError("times at which survival is shown need --task=survival: leave them out")
     least, moments, missing, categories = dataset.least, {}, {}, {}
 
     def told(values: Numbers, what: str) -> ColumnMoments:

@@ -280,7 +280,7 @@ class Survival(ScaledTask):
         y = y.double()
         for column, wrong, must in (
             (0, ~(torch.isfinite(y[:, 0]) & (y[:, 0] > 0)), "a time, the first label, must be positive and finite"),
-            (1, (y[:, 1] != 0) & (y[:, 1] != 1), "an event, the second label, must be 0 or 1 (false or true)"),
+            (1, (y[:, 1] != 0) & (y[:, 1] != 1), "an event, the second label, must be 0 or 1 (no or yes)"),
         ):
             if wrong.any():
                 row = int(wrong.nonzero()[0, 0])
