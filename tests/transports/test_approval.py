@@ -117,6 +117,7 @@ CHANGES: dict[str, Any] = {
     "schema": "another",
     "revises": "another",
     "measures": "another",
+    "data": "another",
 }
 
 

@@ -245,7 +245,7 @@ class Crooked(Silo):
     """A silo that reports something else than it should."""
 
     def __init__(self, silo: Silo, kind: str, change: Callable[[Answer, Any], tuple[Answer, Any]], of: Any) -> None:
-        super().__init__(silo._file, silo._data)
+        super().__init__(silo._file, named=silo._loaded)
         self._kind, self._change, self._of = kind, change, of
 
     def answer(self, data: bytes) -> bytes:

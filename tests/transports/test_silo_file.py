@@ -142,6 +142,38 @@ def test_classes_get_the_numbers_that_all_silos_share(tmp_path: Path) -> None:
         read(write(tmp_path, text.replace(', "dog"', ', "cow"'))).load()
 
 
+SEVERAL = """name = "a"
+[data.labs]
+path = "digits"
+[data.xray]
+path = "mnist"
+val_fraction = 0.2
+"""
+
+
+def test_a_file_may_name_several_data_sets(tmp_path: Path) -> None:
+    file = read(write(tmp_path, SEVERAL))
+    assert [*file.named] == ["labs", "xray"]
+    assert [(file.holding(name).data.path, file.holding(name).data.val_fraction) for name in file.named] == [
+        ("digits", 0.1),
+        ("mnist", 0.2),
+    ]
+    for name, line in (("", "name one by"), ("ct", "a holds no data set 'ct', but labs, xray")):
+        with pytest.raises(UserError, match=line):
+            file.holding(name)
+    only = read(write(tmp_path, 'name = "a"\n[data]\npath = "digits"\n'))
+    assert only.holding("") is only
+    with pytest.raises(UserError, match="one without a name: leave out"):
+        only.holding("labs")
+    for wrong, line in (
+        (SEVERAL.replace('path = "mnist"', ""), r"either path or python in \[data.xray\]"),
+        (SEVERAL.replace("val_fraction", "val_fractoin"), "data.xray"),
+        (SEVERAL.replace("[data.labs]", '[data]\npath = "digits"\n[data.labs]'), "data"),
+    ):
+        with pytest.raises(UserError, match=line):
+            read(write(tmp_path, wrong))
+
+
 TABLE = """name = "{name}"
 [data]
 path = "{name}.csv"

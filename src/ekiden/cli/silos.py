@@ -72,7 +72,11 @@ class RemoteOptions(Generic[M]):
 
 # The flags in the order of the help; each silo says itself what is measured.
 _BOXES: Boxes = (
-    ("silos", "Who takes part, and how they are reached.", ("clients", "federation", "link", "certificate", "keys")),
+    (
+        "silos",
+        "Who takes part, and how they are reached.",
+        ("clients", "data", "federation", "link", "certificate", "keys"),
+    ),
     ("network", "What is trained.", ("model", "pretrained", "train")),
     ("training", "", ("training",)),
     ("privacy", "", ("dp",)),
@@ -139,6 +143,8 @@ class SumsOptions:
 
     file: Positional[Path]
     """silo.toml"""
+    data: str = ""
+    """which data set, if the file names several"""
     out: Path | None = None
     """JSON file to write; by default NAME-sums.json next to it. Read it before you give it away"""
     times: tuple[Positive, ...] = ()
@@ -218,16 +224,18 @@ def start(options: SiloStartOptions) -> None:
 
 
 def _start(file: SiloFile, security: Security) -> None:
-    try:
-        dataset, client = file.load()
-    except UserError:
-        with suppress(KeyboardInterrupt):
-            supernode.tell(file, security, say)
-        raise
-    say(
-        f"{file.name}: {len(client.train)} training, {len(client.val)} validation, {len(client.test)} test samples of "
-        f"shape {dataset.shape} for {dataset.task.kind} with {dataset.outputs} outputs; they stay here"
-    )
+    for name in file.named or ("",):
+        try:
+            dataset, client = file.holding(name).load()
+        except UserError:
+            with suppress(KeyboardInterrupt):
+                supernode.tell(file, security, say)
+            raise
+        say(
+            f"{f'{file.name}, {name}' if name else file.name}: {len(client.train)} training, {len(client.val)} "
+            f"validation, {len(client.test)} test samples of shape {dataset.shape} for {dataset.task.kind} with "
+            f"{dataset.outputs} outputs; they stay here"
+        )
     methods = "all methods" if file.limits.methods == Limits().methods else ", ".join(file.limits.methods)
     say(f"allows {methods}; models up to {summary.size(file.limits.model_bytes)}; {file.limits.epochs} epochs a task")
     if line := participation.log_changed(file.folder):
@@ -242,8 +250,8 @@ def _start(file: SiloFile, security: Security) -> None:
 
 def sums(options: SumsOptions) -> None:
     """`ekiden silo sums silo.toml`."""
-    file = silo_file.read(options.file)
-    out = options.out or file.path.parent / f"{file.name}-sums.json"
+    file = silo_file.read(options.file).holding(options.data)
+    out = options.out or file.path.parent / f"{'-'.join(filter(None, (file.name, options.data)))}-sums.json"
     write(out, [file.sums(options.times).to_json().encode()])
     say(f"wrote {out}: read it, then give it to the coordinator")
 

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,14 +32,15 @@ NODE_CONFIG = "silo"
 """Key in the node's configuration that names its silo.toml."""
 
 app = ClientApp()
-_held: tuple[SiloFile, Held] | None = None
+_held: tuple[SiloFile, Mapping[str, Held]] | None = None
+"""the data sets by their names; "" is the only one"""
 
 
 def hold(file: SiloFile) -> None:
     """Load a silo's data once for all messages that this process or its children answer."""
     global _held  # noqa: PLW0603
     _report()
-    _held = (file, file.load())
+    _held = (file, {name: file.holding(name).load() for name in file.named or ("",)})
 
 
 @app.query()  # type: ignore[untyped-decorator]
@@ -50,10 +52,13 @@ def answer(message: Message, context: Context) -> Message:
     _report()
     os.umask(0o077)
     file = read(Path(str(path)))
-    same = _held is not None and (_held[0].path, _held[0].name, _held[0].data) == (file.path, file.name, file.data)
-    silo = Silo(file, _held[1] if _held is not None and same else None)
+    silo = Silo(file, named=_held[1] if _held is not None and _data_of(_held[0]) == _data_of(file) else None)
     records: RecordDict = wrap(silo.answer(content(message)))
     return Message(records, reply_to=message)
+
+
+def _data_of(file: SiloFile) -> tuple[object, ...]:
+    return file.path, file.name, file.data, file.named
 
 
 def _report() -> None:

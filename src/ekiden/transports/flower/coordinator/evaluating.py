@@ -58,7 +58,7 @@ def evaluate(
     before = made_by(run)
     agreed, model = terms_for(before, run, clients, public_keys)
     patience = Patience(seconds, poll, "stop")
-    roll = Roll(nodes, tuple(clients), public_keys, patience, say)
+    roll = Roll(nodes, tuple(clients), public_keys, patience, say, agreed.data)
     roll.gather(all_of_them=True)
     roll.introduce(agreed.text())
     roll.gather(all_of_them=True)

@@ -88,12 +88,14 @@ class Roll:
         public_keys: Mapping[str, str],
         patience: Patience,
         warn: Callable[[str], None],
+        data: str = "",
     ) -> None:
         self._nodes = nodes
         self._clients = clients
         self._keys = public_keys
         self._patience = patience
         self._warn = warn
+        self._data = data
         self._terms = ""
         self._greeted: dict[int, str] = {}
         self._pending: dict[str, tuple[int, str, float]] = {}
@@ -176,7 +178,7 @@ class Roll:
         for node in sorted(present - set(self._greeted)):
             nonce = secrets.token_hex(16)
             terms = self._terms if node in self._known else ""
-            ticket = self._nodes.send(node, pack(Ask("hello", terms, nonce)))
+            ticket = self._nodes.send(node, pack(Ask("hello", terms, nonce, self._data)))
             if isinstance(ticket, str):
                 self._greeted[node] = ""
                 self._pending[ticket] = (node, nonce, time.monotonic())
@@ -265,6 +267,7 @@ def agree(
         schema=one.schema,
         spelling=plan.spelling,
         revises=plan.revises,
+        data=plan.data,
     )
     agreed.check_masks()
     check_needs(plan.recipe.method, no_samples(agreed))
@@ -394,7 +397,7 @@ def run(
     patience = Patience(plan.patience, poll, plan.absent)
     run_id, before = _run_id(folder), _agreed_before(folder)
     everybody = before is None or plan.absent != "skip"
-    roll = Roll(nodes, plan.names, public_keys, patience, say)
+    roll = Roll(nodes, plan.names, public_keys, patience, say, plan.data)
     hellos = roll.gather(all_of_them=everybody)
     agreed = before or agree(plan, hellos, run_id, public_keys)
     check_measuring(plan, hellos)

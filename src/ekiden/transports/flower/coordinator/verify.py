@@ -114,7 +114,7 @@ def check_settings(config: Mapping[str, Any], signed: Signed, follows: Mapping[s
     if not isinstance(plan, dict):
         yield "config.json has no remote_plan"
         return
-    wanted = {name: getattr(signed.terms, name) for name in ("revises", "sealed", "spelling")}
+    wanted = {name: getattr(signed.terms, name) for name in ("revises", "sealed", "spelling", "data")}
     wanted |= {"clients": ",".join(signed.terms.clients)}
     for name, value in wanted.items():
         if not same(plan.get(name), value):

@@ -104,6 +104,7 @@ def told(file: SiloFile, terms: Agreement) -> dict[str, str]:
         "hand-offs": "sealed" if terms.sealed else "NOT SEALED: the coordinator can read them",
         "missing silos": "left out" if terms.skips else "waited for",
         "coordinator reads": _read_by_server(file, terms),
+        "data set": terms.data or "the only one",
         "samples": f"{terms.dataset}: shape {terms.shape}, {len(terms.classes)} classes",
         "read as": _pairs({name: getattr(terms, name) for name in ("classes", "mean", "std", "augment", "inputs")}),
         "labels": _pairs({name: getattr(terms, name) for name in ("task", "spelling", "schema")}),

@@ -1,6 +1,7 @@
 """A silo. It does what the coordinator asks, if the silo's own file allows it, and does nothing twice."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,10 +27,19 @@ log = logging.getLogger("ekiden")
 class Silo:
     """Answers requests."""
 
-    def __init__(self, file: SiloFile, held: Held | None = None) -> None:
-        """Make the silo of `file`; `held` are its data if they are loaded already."""
+    def __init__(self, file: SiloFile, held: Held | None = None, named: Mapping[str, Held] | None = None) -> None:
+        """Make a silo.
+
+        Args:
+            file: its `silo.toml`.
+            held: its data if they are loaded already.
+            named: the same of several data sets, by their names.
+        """
+        self._own = file
         self._file = file
-        self._data = held
+        """with the data set of the request that is answered"""
+        self._loaded = {**({"": held} if held else {}), **(named or {})}
+        self._name = ""
         self._agreement: Agreed | None = None
 
     def answer(self, data: bytes) -> bytes:
@@ -42,6 +52,7 @@ class Silo:
                 return self._hello(ask)
             terms = agreements.parse(ask.agreement)
             what += f" of run {terms.run}"
+            self._choose(terms.data)
             if ask.kind == "status":
                 Admission(self._file, terms).check()
                 return pack(Answer(self._file.name, busy=Shelf(self._runs / terms.run, None).busy()))
@@ -75,10 +86,14 @@ class Silo:
     def _runs(self) -> Path:
         return self._file.folder / "runs"
 
+    def _choose(self, name: str) -> None:
+        """Answer with the data set of this name."""
+        self._file, self._name = self._own.holding(name), name
+
     def _held(self) -> Held:
-        if self._data is None:
-            self._data = self._file.load()
-        return self._data
+        if self._name not in self._loaded:
+            self._loaded[self._name] = self._file.load()
+        return self._loaded[self._name]
 
     def _note(self, line: str) -> None:
         participation.log_request(self._file.folder, line)
@@ -87,6 +102,7 @@ class Silo:
         """Tell who this silo is and what it holds, in numbers, and whether it agrees to the terms, if there are any."""
         drop_old_runs(self._runs)
         terms = agreements.parse(ask.agreement) if ask.agreement else None
+        self._choose(terms.data if terms else ask.data)
         self._note(f"hello{f' of run {terms.run}, agreed to' if terms else ''}")
         run = self._agreed(terms) if terms else None
         dataset, client = self._held()

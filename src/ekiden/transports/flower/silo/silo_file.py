@@ -165,6 +165,9 @@ class SiloFile:
     folder: Path
     """where the silo keeps what a run needs; `NAME-silo` next to the file by default"""
     data: Data = field(default_factory=Data)
+    """the only data set, or the chosen one of several"""
+    named: Mapping[str, Data] = field(default_factory=dict)
+    """several data sets, each a table [data.NAME]; a run says which one it wants"""
     limits: Limits = field(default_factory=Limits)
     hardware: Hardware = field(default_factory=Hardware)
     link: Link = field(default_factory=Link)
@@ -183,6 +186,21 @@ class SiloFile:
     def beside(self, path: str) -> Path:
         """Return a path of the file, relative to the file's folder."""
         return self.path.parent / Path(path).expanduser()
+
+    def holding(self, name: str) -> "SiloFile":
+        """Return the file with the data set of this name; "" is the only one.
+
+        Raises:
+            UserError: there is not a data set of this name.
+        """
+        if not name and not self.named:
+            return self
+        if name not in self.named:
+            has = (
+                f"{', '.join(self.named)}: name one by --data" if self.named else "one without a name: leave out --data"
+            )
+            raise UserError(f"{self.name} holds no data set {name[:80]!r}, but {has}")
+        return replace(self, data=self.named[name])
 
     def load(self) -> Held:
         """Load the silo's data."""
@@ -343,14 +361,20 @@ def read(path: Path) -> SiloFile:
     folder = values.get("folder", f"{name}-silo")
     if not isinstance(folder, str):
         raise UserError(f"{path}: folder must be text, not {folder!r}")
+    tables = values.get("data", {})
+    several = isinstance(tables, dict) and bool(tables) and all(isinstance(one, dict) for one in tables.values())
     with at(str(path)):
+        named = {key: made(Data, listed(one), f"data.{key}") for key, one in tables.items()} if several else {}
+        values |= {"data": {}} if several else {}
         parts = {key: made(kind, listed(values.get(key, {})), key) for key, kind in sections.items()}
     with at(str(path)):
         allow = _allowed(rules := values.get("allow", {}))
     own = path.absolute().parent / Path(folder).expanduser()
-    silo = SiloFile(path.absolute(), name, own, **parts, allow=allow, ruled=tuple(rules))
-    if bool(silo.data.path) == bool(silo.data.python):
-        raise UserError(f"{path}: say where the data are, by either path or python in [data]")
+    silo = SiloFile(path.absolute(), name, own, **parts, named=named, allow=allow, ruled=tuple(rules))
+    for key, data in (named or {"": silo.data}).items():
+        if bool(data.path) == bool(data.python):
+            where = f"[data.{key}]" if key else "[data]"
+            raise UserError(f"{path}: say where the data are, by either path or python in {where}")
     known = [title + lap for title in (m.title() for m in METHODS) for lap in ("", LAP)]
     for method in silo.limits.methods:
         if method not in (*known, EVALUATE):

@@ -98,6 +98,7 @@ class Agreement:
         version: version of Ekiden with a digest of its source, see `code_version`.
         recipe: what is run.
         dataset: name of the data set, for the record.
+        data: which of its data sets each silo uses, by the name in its file; empty: the only one.
         shape: shape of one sample.
         classes: names of the classes.
         mean: per channel, subtracted after scaling bytes to [0, 1].
@@ -138,6 +139,7 @@ class Agreement:
     schema: str = ""
     revises: str = ""
     measures: str = ""
+    data: str = ""
 
     @property
     def method(self) -> str:

@@ -47,6 +47,7 @@ class Ask:
         kind: hello, task, value, evaluate or status.
         agreement: terms of the run, see `Agreement`; empty in a hello that only asks what a silo holds.
         nonce: random text that the answer to a hello must sign.
+        data: in a hello without terms: the name of the data set that the run wants; empty: the only one.
         step: step of the task.
         call: number of the task among those of this client in this step.
         task: name of the task.
@@ -72,6 +73,7 @@ class Ask:
     kind: str
     agreement: str = ""
     nonce: str = ""
+    data: str = ""
     step: int = 0
     call: int = 0
     task: str = ""

@@ -1,0 +1,96 @@
+"""One silo, several data sets: a run names the one that it wants, and nobody edits a file or restarts a silo."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ekiden import Training
+from ekiden.base.errors import UserError
+from ekiden.methods import FedSeq
+from ekiden.recipe import Recipe
+from ekiden.transports.flower.coordinator import session
+from ekiden.transports.flower.coordinator.evaluating import evaluate
+from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
+from ekiden.transports.flower.coordinator.verify import verify
+from ekiden.transports.flower.silo.silo import Silo
+from ekiden.transports.flower.silo.silo_file import read
+from ekiden.transports.flower.trust import agreement as agreements
+from ekiden.transports.flower.trust import keys
+from tests.transports.fakes import FakeNodes
+from tests.transports.test_attacks import Attacker
+from tests.transports.test_networks_of_a_run import refused
+
+pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
+
+SILO = """name = "{name}"
+[data.labs]
+python = "own.py:labs"
+[data.xray]
+python = "own.py:xray"
+[hardware]
+threads = 1
+[link]
+key = "{name}.key"
+peers = "peers"
+"""
+OWN = """
+import torch
+from ekiden.data import from_tensors
+
+def points(width):
+    x = torch.randn(60, width, generator=torch.Generator().manual_seed(width))
+    return from_tensors((x, (x[:, 0] > 0).long()))
+
+def labs():
+    return points(4)
+
+def xray():
+    return points(6)
+"""
+
+
+class Nodes(FakeNodes):
+    """Silos that stay the same over all requests."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "own.py").write_text(OWN)
+        for name in "ab":
+            (folder / f"{name}.toml").write_text(SILO.format(name=name))
+        super().__init__([read(folder / f"{name}.toml") for name in "ab"])
+        self.public = {
+            file.name: keys.read_public(keys.generate(file.beside(file.link.key))) for file in self.files.values()
+        }
+        (folder / "peers").mkdir()
+        for name, key in self.public.items():
+            (folder / "peers" / f"{name}.pub").write_text(key)
+        self.silos = {node: Silo(file) for node, file in self.files.items()}
+
+    def silo(self, node: int) -> Silo:
+        return self.silos[node]
+
+
+def far(nodes: Nodes, folder: Path, data: str) -> Any:
+    recipe = Recipe(FedSeq(epochs=1), model="mlp", training=Training(batch_size=32), evaluate_every=0)
+    return session.run(
+        RemotePlan(recipe, "a,b", data=data, patience=0.1), nodes, folder, nodes.public, lambda line: None, poll=0
+    )
+
+
+def test_a_run_names_the_data_set_that_it_wants(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path)
+    for name, width in (("labs", 4), ("xray", 6), ("labs", 4)):
+        folder = tmp_path / f"{name}-{len(list(tmp_path.glob('*-run')))}-run"
+        far(nodes, folder, name)
+        terms = agreements.parse((folder / "agreement.json").read_text())
+        assert (terms.data, terms.shape) == (name, (width,))
+        assert verify(folder, nodes.public).wrong == ()
+    row = evaluate(
+        tmp_path / "xray-1-run", ("a", "b"), nodes, tmp_path / "again", nodes.public, lambda line: None, poll=0
+    )
+    assert row["figures"]["samples"] > 0
+    assert "a holds samples of shape (6,)" in refused(Attacker(nodes, terms), data="xray")
+    for wrong, line in (("ct", "holds no data set 'ct', but labs, xray"), ("", "name one by")):
+        with pytest.raises(UserError, match=line):
+            far(nodes, tmp_path / "none", wrong)
+    assert not (tmp_path / "none").exists()
