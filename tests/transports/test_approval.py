@@ -118,6 +118,7 @@ CHANGES: dict[str, Any] = {
     "revises": "another",
     "measures": "another",
     "data": "another",
+    "validation": True,
 }
 
 

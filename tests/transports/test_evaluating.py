@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from tests.transports.test_remote import far
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 
-SILENT: dict[str, float] = {"seconds": 1.0, "poll": 0.0}
+SILENT: dict[str, Any] = {"seconds": 1.0, "poll": 0.0}
 
 
 FOUR = (*NAMES, "client-3")
@@ -105,5 +106,5 @@ def test_what_cannot_be_measured_is_one_line(tmp_path: Path) -> None:
     nodes, public = trained(tmp_path / "two", FedSeq(epochs=1))
     for node, file in nodes.files.items():
         nodes.files[node] = replace(file, limits=replace(file.limits, min_samples=10_000))
-    with pytest.raises(UserError, match="no silo has enough test samples to report anything"):
+    with pytest.raises(UserError, match="no silo has enough samples to report anything"):
         again(nodes, public, tmp_path / "two" / "run", FOUR, "all")

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
 
 from ekiden import Hardware, Training
 from ekiden import run as run_here
@@ -21,7 +23,7 @@ from ekiden.methods import FedAvg, FedGram, FedSeq
 from ekiden.recipe import Recipe
 from ekiden.results.result import Result
 from ekiden.transports.flower.coordinator import session
-from ekiden.transports.flower.coordinator.evaluating import terms_for
+from ekiden.transports.flower.coordinator.evaluating import evaluate, terms_for
 from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
 from ekiden.transports.flower.silo.silo import Silo
 from ekiden.transports.flower.silo.silo_file import Held, read
@@ -42,6 +44,7 @@ min_count = 3
 agreed = "agreed.json"
 [limits]
 min_positives = 1
+min_samples = 1
 [hardware]
 threads = 1
 """
@@ -133,3 +136,19 @@ def test_epochs_are_chosen_by_the_metric_between_silos_too(silos: Nodes, tmp_pat
     assert not same(found["accuracy"].weights, found["auroc"].weights)
     assert found["auroc"].metrics[-1]["metrics"]["auroc"] > found["accuracy"].metrics[-1]["metrics"]["auroc"]
     assert found["accuracy"].metrics[-1]["accuracy"] == pytest.approx(found["accuracy"].metrics[-1]["majority"])
+
+
+def test_a_recalibration_follows_from_counts_of_validation_samples(silos: Nodes, tmp_path: Path) -> None:
+    run, held = tmp_path / "run", list(silos.held.values())
+    result = far(silos, run, FedSeq(epochs=2), BALANCED)
+    row = evaluate(run, ("a", "b"), silos, run / "evaluations" / "one", {}, print, validation=True, poll=0)
+    x, y = (torch.cat([getattr(client.val, part) for _, client in held]) for part in "xy")
+    assert row["figures"]["samples"] == len(y)
+    with torch.inference_mode():
+        z = result.model.eval()(x)
+    line = LogisticRegression(C=1e9, tol=1e-9, solver="newton-cholesky").fit((z[:, 1] - z[:, 0])[:, None], y)
+    wanted = [float(line.coef_[0, 0]), float(line.intercept_[0])]
+    assert row["figures"]["recalibration"]["platt"] == pytest.approx(wanted, abs=0.05)  # of a bin
+    assert "it trains, so its model is measured on test samples" in refused(
+        Attacker(silos, terms_in(silos)), validation=True, measures=""
+    )

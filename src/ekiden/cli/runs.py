@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
@@ -36,6 +36,7 @@ from ekiden.engine.setup import check_same_data
 from ekiden.methods import METHODS, SORTS, method_named
 from ekiden.recipe import Recipe
 from ekiden.results import tracking
+from ekiden.results.recalibration import Recalibration, model_in
 from ekiden.results.result import Result, inputs_of, task_in
 from ekiden.runs import launch, settings, summary
 from ekiden.runs.plan import Plan, TaskName, in_memory, judge, stored
@@ -411,6 +412,9 @@ class EvaluateOptions:
     """of two classes: also show this threshold of the second class's probability"""
     sensitivity: float = 0.95
     """of two classes: also show the highest threshold with this sensitivity"""
+    calibrate: Literal["", "platt", "temperature"] = ""
+    """of two classes: fit a recalibration to validation data, by counts, and keep it in the run folder with the
+    threshold (--threshold, by default Youden's); `predict`, `export` and `card` then use both"""
     on: Place = "here"
     """where the test data are: `flower` measures the model at silos, also at others than those that trained it"""
     federation: Path | None = None
@@ -432,6 +436,8 @@ def _config(options: EvaluateOptions) -> dict[str, Any]:
     """Return the configuration of the run, once the flags are checked."""
     if options.federation or options.clients:
         raise UserError("--federation and --clients are for silos: add --on flower")
+    if options.calibrate and (options.data or options.client):
+        raise UserError("--calibrate is for the run's global model and own validation data: leave out --data, --client")
     outside.trust(options.metric)
     return read_config(options.run)
 
@@ -443,25 +449,7 @@ def _evaluate_here(options: EvaluateOptions) -> None:
         return _on_other_data(options)
     if not config.get("on") and (why := in_memory(config)):
         return _as_measured(options, why)
-    plan = stored(options.run)
-    if options.metric:
-        plan = replace(plan, recipe=replace(plan.recipe, metric=options.metric))
-    own = plan.federation()
-    if not options.data:
-        check_same_data(config, plan.recipe.method, own, options.run)
-    reading = replace(plan.reading, **_columns(options, own.dataset.inputs))
-    other = replace(plan, reading=reading).other(options.data, own.dataset) if options.data else None
-    data = own if other is None else datasets.split(other, datasets.Iid(), 1, seed=0)
-    if data.dataset.task.kind != own.dataset.task.kind:
-        raise UserError(
-            f"the labels of {options.data} are of {data.dataset.task.kind}, the model was trained for "
-            f"{own.dataset.task.kind}: evaluate on data with such labels"
-        )
-    if len(data.dataset.classes) != len(own.dataset.classes):
-        raise UserError(
-            f"{options.data} has {len(data.dataset.classes)} classes, the model was trained on "
-            f"{len(own.dataset.classes)}: evaluate on data with the same classes"
-        )
+    plan, own, data = _planned(options, config)
     test = judge(plan, own, data)
     name = f"personal/{options.client}.safetensors" if options.client else "model.safetensors"
     build = test.own if options.client else test.build
@@ -471,7 +459,9 @@ def _evaluate_here(options: EvaluateOptions) -> None:
     wanted = Wanted(options.threshold, options.sensitivity)
     parts = [scores.at(client.test.rows) for client in data.clients]
     told = test.figures(scores, wanted, parts) if test.task.measures_all else None
-    groups = {"client": test.by_client(scores) if other is None else {}}
+    if options.calibrate and told:
+        _calibrate(options, told)
+    groups = {"client": {} if options.data else test.by_client(scores)}
     groups |= {"domain": test.by_domain(scores), "class": test.by_class(scores)}
     run = summary.summarise(options.run)
     if run.metrics and not run.finished:
@@ -484,8 +474,9 @@ def _evaluate_here(options: EvaluateOptions) -> None:
         more = {"metrics": everything, "figures": told.to_json()} if told else {}
         print(json.dumps({**found, **more, **groups}))
         return
-    of = "validation samples (the run's --tune)" if plan.tune and other is None else "test samples"
-    known = other is None and headline.name == "accuracy"
+    tuned = "validation samples (the run's --tune)" if plan.tune and not options.data else "test samples"
+    of = "validation samples" if options.calibrate else tuned
+    known = not options.data and headline.name == "accuracy"
     guess = f" (always the commonest class: {100 * test.majority:.2f} %)" if known else ""
     console.print(f"{headline.name} {headline.shown(scores.score())}{headline.unit} on {len(scores)} {of}{guess}")
     if others := [m for m in measured(test.task) if m.name in everything and m.name != headline.name]:
@@ -495,6 +486,53 @@ def _evaluate_here(options: EvaluateOptions) -> None:
     for group, rows in groups.items():
         if rows:
             console.print(_values(group, rows, headline))
+
+
+def _planned(
+    options: EvaluateOptions, config: Mapping[str, Any]
+) -> tuple[Plan[Method], datasets.FederatedData, datasets.FederatedData]:
+    """Return the plan of a run, its own data, and the data on which its model is measured."""
+    plan = stored(options.run)
+    if metric := options.metric or ("" if plan.recipe.metric or not options.calibrate else "auroc"):
+        plan = replace(plan, recipe=replace(plan.recipe, metric=metric))
+    own = plan.federation()
+    if not options.data:
+        check_same_data(config, plan.recipe.method, own, options.run)
+    reading = replace(plan.reading, **_columns(options, own.dataset.inputs))
+    other = replace(plan, reading=reading).other(options.data, own.dataset) if options.data else None
+    data = own if other is None else datasets.split(other, datasets.Iid(), 1, seed=0)
+    if options.calibrate:
+        _check_calibrate(data.dataset.task, data.dataset.classes)
+        data = own.for_tuning()
+    if data.dataset.task.kind != own.dataset.task.kind:
+        raise UserError(
+            f"the labels of {options.data} are of {data.dataset.task.kind}, the model was trained for "
+            f"{own.dataset.task.kind}: evaluate on data with such labels"
+        )
+    if len(data.dataset.classes) != len(own.dataset.classes):
+        raise UserError(
+            f"{options.data} has {len(data.dataset.classes)} classes, the model was trained on "
+            f"{len(own.dataset.classes)}: evaluate on data with the same classes"
+        )
+    return plan, own, data
+
+
+def _check_calibrate(task: Task, classes: Sequence[object]) -> None:
+    """Refuse to recalibrate what cannot be."""
+    if task.kind != "classification" or len(classes) != 2:
+        raise UserError("--calibrate is for two classes: leave it out")
+
+
+def _calibrate(options: EvaluateOptions, found: Figures) -> None:
+    """Fit a recalibration, keep it, and say it."""
+    assert options.calibrate
+    how = Recalibration.fitted(options.calibrate, found, options.threshold, model_in(options.run))
+    how.write(options.run)
+    line = (
+        f"recalibrated on {how.samples} validation samples ({how.form}): logit {how.slope:.4g}·z {how.intercept:+.4g}; "
+        f"threshold {how.threshold:.4g} ({how.rule}); kept in {options.run}, the figures are of the model before it"
+    )
+    print(line, file=sys.stderr if options.json else sys.stdout)
 
 
 def _show_figures(found: Figures, task: Task, classes: Sequence[object]) -> None:
@@ -530,16 +568,20 @@ def _on_silos(options: EvaluateOptions) -> None:
     for name in ("data", "label_column", "column", "client", "metric"):
         if getattr(options, name):
             raise UserError(f"--{name.replace('_', '-')} is for data here, silos have their own: leave it out")
-    if (options.threshold, options.sensitivity) != (None, 0.95):
+    if (options.threshold, options.sensitivity) != (None, 0.95) and not options.calibrate:
         raise UserError("silos report the usual thresholds: leave out --threshold and --sensitivity")
-    row = silos.evaluate(options.run, options.federation, options.clients)
+    config = read_config(options.run)
+    task = task_in(config)
+    if options.calibrate:
+        _check_calibrate(task, config["classes"])
+    row = silos.evaluate(options.run, options.federation, options.clients, validation=bool(options.calibrate))
+    with reading("what silos reported", "the same Ekiden at all parties"):
+        found = made(Figures, row["figures"])
+    if options.calibrate:
+        _calibrate(options, found)
     if options.json:
         print(json.dumps(row))
         return
-    config = read_config(options.run)
-    task = task_in(config)
-    with reading("what silos reported", "the same Ekiden at all parties"):
-        found = made(Figures, row["figures"])
     _show_figures(found, task, config["classes"])
     if guess := row.get("majority"):
         console.print(f"always the commonest class: {100 * guess:.2f} % accuracy")
@@ -550,7 +592,7 @@ def _on_silos(options: EvaluateOptions) -> None:
 
 def _as_measured(options: EvaluateOptions, why: str) -> None:
     """Print what a run measured at its end, if its own data or network were made in Python."""
-    given = options.client or options.metric or options.column or options.label_column
+    given = options.calibrate or options.client or options.metric or options.column or options.label_column
     again = f"to measure again, ekiden.evaluate({str(options.run)!r}, silos) in Python, or other data by --data"
     run = summary.summarise(options.run)
     if given or not run.finished or "loss" not in run.last:

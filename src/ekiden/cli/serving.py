@@ -46,7 +46,7 @@ class PredictOptions:
     run's own data"""
     threshold: str = ""
     """of two classes: the probability from which on a sample is of the second one; a number, or a rule by which the run
-    measured one at its end: youden, sensitivity. By default 0.5"""
+    measured one at its end: youden, sensitivity. By default the one chosen by `ekiden evaluate --calibrate`, or 0.5"""
     network: str = ""
     """FILE.py:NAME, the network of a run that was started from Python with a module of its own"""
     overwrite: bool = False
@@ -104,7 +104,10 @@ def predict(options: PredictOptions) -> None:
     model = load_model(options.run, client=options.client, network=own_network(options.network, options.run))
     warn(options.run)
     column = options.column or column_in(read_config(options.run))
-    threshold = _threshold(options.threshold, options.run) if options.threshold else None
+    how = model.recalibration
+    if how and options.threshold and not _is_number(options.threshold):
+        raise UserError("the run measured thresholds before it was recalibrated: give --threshold a number, or none")
+    threshold = _threshold(options.threshold, options.run) if options.threshold else how.threshold if how else None
     count = predictions.predict(
         model, options.files, options.out, column=column, overwrite=options.overwrite, threshold=threshold
     )
@@ -114,12 +117,19 @@ def predict(options: PredictOptions) -> None:
         console.print(f"{counted(count, 'prediction')} written to {options.out}", soft_wrap=True, highlight=False)
 
 
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _threshold(text: str, run: Path) -> float:
     """Return a threshold: a number, or what the run measured at its end by a rule."""
-    try:
+    if _is_number(text):
         return float(text)
-    except ValueError:
-        found = {rule.split()[0].lower(): at for rule, at in thresholds_in(summarise(run)).items()}
+    found = {rule.split()[0].lower(): at for rule, at in thresholds_in(summarise(run)).items()}
     if not found:
         raise UserError("the run measured no threshold: give --threshold a number, or run it with --metric auroc")
     if text not in found:

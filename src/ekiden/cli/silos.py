@@ -401,8 +401,8 @@ def _link(folder: Path) -> dict[str, Any]:
     return link
 
 
-def evaluate(run: Path, federation: Path | None, clients: str) -> dict[str, Any]:
-    """Measure the model of a run at silos, and return the row of metrics."""
+def evaluate(run: Path, federation: Path | None, clients: str, *, validation: bool) -> dict[str, Any]:
+    """Measure the model of a run at silos, on validation or on test samples, and return the row of metrics."""
     plan = stored(run)
     if plan is None:
         raise UserError(f"{run} is not of a run over silos: measure it here, `ekiden evaluate {run} --data DATA`")
@@ -417,7 +417,7 @@ def evaluate(run: Path, federation: Path | None, clients: str) -> dict[str, Any]
     plan = replace(plan, clients=names, recipe=recipe)
     out = run / EVALUATIONS / token_hex(8)
     security, public_keys = _superlink_of(plan, link, anywhere=True)
-    if ended := commands.run(plan, link, security, out, public_keys, say, run):
+    if ended := commands.run(plan, link, security, out, public_keys, say, run, validation=validation):
         raise UserError(ended)
     try:
         row: dict[str, Any] = json.loads((out / "metrics.jsonl").read_text(encoding="utf-8"))

@@ -15,6 +15,9 @@ from ekiden.engine.counting import FIXED, GROUPS, Counting, OfClasses, OfLabels,
 
 Interval = tuple[float, float]
 _Z = 1.959963984540054  # of the normal distribution, for 95 %
+RECALIBRATIONS = ("platt", "temperature")
+_STEEPEST = 100.0  # slope of a recalibration; with a larger one the scores separate the classes
+_LAPS = 50  # of Newton's method
 _DRAWS = 1000  # of the bootstrap
 _POINTS = 8  # within a bin, at which the precision is taken
 _TENTHS = 10  # points of a calibration curve
@@ -60,6 +63,9 @@ class Figures:
         majority: accuracy of always giving the commonest label of the training samples.
         thresholds: of two classes.
         calibration: of two classes, by tenths of the samples: samples, mean score, share of the second class.
+        recalibration: of two classes: slope a and intercept b of the logit a·z + b, with z that of the second class's
+            probability, which has the greatest likelihood; `platt`, and `temperature` with b = 0 (T = 1/a). 1 and 0 if
+            probabilities are as they should be.
         confusion: samples (pixels) by label and answer.
     """
 
@@ -74,6 +80,7 @@ class Figures:
     majority: float | None = None
     thresholds: tuple[Threshold, ...] = ()
     calibration: tuple[tuple[int, float, float], ...] = ()
+    recalibration: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     confusion: tuple[tuple[int, ...], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -154,6 +161,8 @@ def _of_classes(n: dict[str, Any], counting: OfClasses, wanted: Wanted | None, *
             intervals |= ranked[0].bootstrap()
             more["thresholds"] = ranked[0].thresholds(wanted)
             more["calibration"] = ranked[0].curve()
+            found_lines = {name: ranked[0].recalibrated(shift=name == "platt") for name in RECALIBRATIONS}
+            more["recalibration"] = {name: line for name, line in found_lines.items() if line}
     counted = float(labels.sum())
     return {
         "values": values,
@@ -319,6 +328,42 @@ class Ranked:
         found = error(self.middles)
         ends = np.abs(np.stack([error(self.bounds[:-1]), error(self.bounds[1:])]) - found)
         return float(found.sum()), float(ends.max(0).sum())
+
+    def recalibrated(self, *, shift: bool) -> tuple[float, float] | None:
+        """Return slope and intercept of the logistic regression of the label on the logit of the score, from counts.
+
+        John Platt: Probabilistic outputs for support vector machines. 1999. Chuan Guo et al.: On calibration of modern
+        neural networks. ICML 2017. https://arxiv.org/abs/1706.04599
+
+        Args:
+            shift: whether there is an intercept; otherwise it is 0.
+
+        Returns:
+            None if there is no such line: the scores separate the classes, or higher scores mean the other class.
+        """
+        z = np.log(self.middles) - np.log1p(-self.middles)
+        x = np.stack([z, np.ones_like(z)])[: 2 if shift else 1]
+        total, line = self.low + self.high, np.zeros(len(x))
+
+        def likelihood(at: "np.ndarray[Any, Any]") -> float:
+            eta = at @ x
+            return float(self.high @ eta - total @ np.logaddexp(0, eta))
+
+        for _ in range(_LAPS):
+            p = np.exp(-np.logaddexp(0, -(line @ x)))
+            hessian = (x * (total * p * (1 - p))) @ x.T
+            if np.linalg.cond(hessian) > 1 / np.finfo(float).eps:
+                return None
+            step = np.linalg.solve(hessian, x @ (self.high - total * p))
+            while likelihood(line + step) < likelihood(line) - 1e-9 * total.sum():
+                step /= 2
+            line = line + step
+            if not np.abs(line).max() < _STEEPEST:
+                return None
+            if np.abs(step).max() < 1e-10:
+                slope, intercept = float(line[0]), float(line[1]) if shift else 0.0
+                return (slope, intercept) if slope > 0 else None
+        return None
 
     def delong(self) -> Interval:
         """Return DeLong's interval of the area, on the logit scale.

@@ -28,6 +28,7 @@ from ekiden.engine.setup import check_model, resolved_hardware, why_unusable
 from ekiden.engine.transport import Transfer
 from ekiden.engine.worker import Setup, Worker
 from ekiden.results.coefficients import Coefficient, coefficients
+from ekiden.results.recalibration import Recalibrated, Recalibration, recalibration_in
 from ekiden.training.weights import Weights
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class LoadedModel(nn.Module):
         std: per channel, divided by.
         inputs: the kind of samples, and how raw samples become tensors: `model(model.inputs.encode(files))`.
         task: the meaning of the outputs: `model.task.answers(outputs, full=True)` are probabilities, or values.
+        recalibration: what was done to the logits of two classes, with the threshold that was chosen; None if nothing.
     """
 
     def __init__(
@@ -60,9 +62,11 @@ class LoadedModel(nn.Module):
         std: tuple[float, ...],
         inputs: Inputs,
         task: Task,
+        recalibration: Recalibration | None = None,
     ) -> None:
         super().__init__()
-        self.network = network
+        self.network = network if recalibration is None else Recalibrated(network, recalibration)
+        self.recalibration = recalibration
         self.classes = classes
         self.shape = shape
         self.mean = mean
@@ -106,7 +110,8 @@ def wrapped(network: nn.Module, about: Mapping[str, Any]) -> LoadedModel:
     """Return a network with the classes and inputs of its run's configuration."""
     given = about["input"]
     shape, mean, std = (tuple(given[key]) for key in ("shape", "mean", "std"))
-    return LoadedModel(network, tuple(about["classes"]), shape, mean, std, inputs_of(about), task_in(about))
+    names, how = tuple(about["classes"]), recalibration_in(about)
+    return LoadedModel(network, names, shape, mean, std, inputs_of(about), task_in(about), how)
 
 
 def inputs_of(about: Mapping[str, Any]) -> Inputs:
@@ -269,7 +274,7 @@ class Result:
         """
         if not client:
             return wrapped(self.model, self.config)
-        return wrapped(as_module(self.build.own, self._personal(client)), self.config)
+        return wrapped(as_module(self.build.own, self._personal(client)), {**self.config, "recalibration": None})
 
     def history(self) -> "pandas.DataFrame":
         """Return the metrics as a DataFrame with one row a step, indexed by the step.

@@ -10,6 +10,7 @@ from ekiden.base.errors import counted
 from ekiden.data.kinds import Table
 from ekiden.data.samples import said_in
 from ekiden.data.tasks import Classification, MultiLabel, Regression, Survival
+from ekiden.results.recalibration import recalibration_in
 from ekiden.results.result import LoadedModel, Result, flat, inputs_of, not_finished, task_in
 from ekiden.runs.summary import size
 
@@ -197,6 +198,14 @@ def _measured(result: Result) -> list[str]:
         if name in numbers
     ]
     lines += _figures(last.get("figures", {}))
+    if how := recalibration_in(result.config):
+        lines += [
+            "",
+            f"These figures are of the model as it was trained. Afterwards it was recalibrated on {how.samples} "
+            f"validation samples ({how.form}): its logit z became {how.slope:.4g}·z {how.intercept:+.4g}. From a "
+            f"probability of {how.threshold:.4g} on ({how.rule}) a sample is {result.config['classes'][1]}. "
+            "`load_model`, `predict` and `export` use both.",
+        ]
     each = [(name, value) for name, value in zip(result.clients, last.get("clients", ()), strict=False)]
     if each:
         lines += ["", f"| silo | {result.headline} on its test data |", "|---|---:|"]

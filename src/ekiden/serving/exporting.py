@@ -479,6 +479,7 @@ def about(model: LoadedModel, *, named: bool) -> dict[str, Any]:
         "takes": takes(model, named=named),
         "normalisation": {"mean": list(model.mean), "std": list(model.std), "inside": True},
         "outputs": "values" if isinstance(model.task, Regression) else "logits",
+        **({"recalibration": {"inside": True, **model.recalibration.to_json()}} if model.recalibration else {}),
     }
 
 

@@ -19,6 +19,7 @@ from ekiden.engine.method import Method
 from ekiden.engine.networks import GivenNetwork, Made, NamedNetwork, Prepared, as_module, of_method, read_model
 from ekiden.engine.transport import Transfer
 from ekiden.recipe import recipe_of
+from ekiden.results.recalibration import Recalibration
 from ekiden.results.result import LoadedModel, Models, ModelSource, Result, task_in, wrapped
 from ekiden.runs.plan import federation_in
 from ekiden.training import frozen
@@ -45,7 +46,7 @@ def load_model(folder: str | os.PathLike[str], *, client: str = "", network: Mod
     build = run.build.own if client else run.build
     own = build()  # if the user's own network is needed, this says so before anything is read
     weights = read_model(run.folder, name, lambda: own)
-    return wrapped(as_module(build, weights), run.config)
+    return wrapped(as_module(build, weights), {**run.config, **({"recalibration": None} if client else {})})
 
 
 def open_run(folder: str | os.PathLike[str], *, network: ModelSource | None = None) -> Result:
@@ -107,6 +108,8 @@ class _Opened:
         outputs = task.outputs(config["classes"])
         made = of_method(_own(config, shape, outputs, network), method, shape, outputs, config["recipe"]["seed"], task)
         own = _Same(made, config["frozen"].get("digest", ""))
+        if (how := Recalibration.of(folder)) is not None:
+            config["recalibration"] = how
         return cls(folder, config, method, Built(method, own, len(config["clients"])))
 
     def data(self) -> FederatedData:

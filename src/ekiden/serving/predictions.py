@@ -209,12 +209,14 @@ def predict(
         out: a .parquet or .csv file; "-" for CSV to the standard output; for segmentation a folder.
         column: the column of tables with the images or texts; in files with several arrays, the array of samples.
         overwrite: whether a file of this name is replaced.
-        threshold: of two classes, the probability from which on a sample is of the second one; None: 1/2.
+        threshold: of two classes, the probability from which on a sample is of the second one; None: the one that was
+            chosen by `ekiden evaluate --calibrate`, or 1/2.
 
     Returns:
         The number of samples.
     """
-    answers = Answers(model, threshold)
+    chosen = model.recalibration.threshold if model.recalibration else None
+    answers = Answers(model, chosen if threshold is None else threshold)
     reader = SampleReader(model.inputs, model.shape, column, _AT_ONCE.get(type(model.task), 256))
     if isinstance(model.task, Segmentation):
         check_mask_folder(out, overwrite)

@@ -112,6 +112,8 @@ def run(
     public_keys: Mapping[str, str],
     say: Say,
     measures: Path | None = None,
+    *,
+    validation: bool = False,
 ) -> str:
     """Submit a run to the SuperLink and show its output until it ends; Ctrl-C and SIGTERM end it.
 
@@ -139,6 +141,7 @@ def run(
             "keys": json.dumps(dict(public_keys)),
             "link": json.dumps(dict(link)),
             "measures": str(measures.absolute()) if measures else "",
+            "validation": validation,
         }
         lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
         (app / "run.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -325,6 +328,7 @@ folder = ""
 keys = "{{}}"
 link = "{{}}"
 measures = ""
+validation = false
 """,
         encoding="utf-8",
     )

@@ -63,7 +63,8 @@ def main(grid: Grid, context: Context) -> None:
     source, nodes = str(config["measures"]), GridNodes(grid)
     try:
         if source:
-            evaluating.evaluate(Path(source), plan.names, nodes, Path(str(config["folder"])), public_keys, say)
+            folder, validation = Path(str(config["folder"])), bool(config["validation"])
+            evaluating.evaluate(Path(source), plan.names, nodes, folder, public_keys, say, validation=validation)
             return
         result = session.run(plan, nodes, Path(str(config["folder"])), public_keys, say, link=link)
     except UserError as error:

@@ -40,6 +40,7 @@ def evaluate(
     public_keys: Mapping[str, str],
     say: Say,
     *,
+    validation: bool = False,
     seconds: float = _PATIENCE,
     poll: float = 1.0,
 ) -> dict[str, Any]:
@@ -52,11 +53,12 @@ def evaluate(
         folder: where to keep the terms, what silos signed, and the row.
         public_keys: public keys of the silos that must prove their names.
         say: shows a line to the user.
+        validation: measure on validation samples, not on test samples.
         seconds: time without a sign of life before a silo counts as missing.
         poll: longest time in seconds between two looks at the post.
     """
     before = made_by(run)
-    agreed, model = terms_for(before, run, clients, public_keys)
+    agreed, model = terms_for(before, run, clients, public_keys, validation=validation)
     patience = Patience(seconds, poll, "stop")
     roll = Roll(nodes, tuple(clients), public_keys, patience, say, agreed.data)
     roll.gather(all_of_them=True)
@@ -73,7 +75,7 @@ def evaluate(
     remote = Remote(courier, setup, agreed, partial(initial_weights, setup), setup.method.start(), note)
     row = SiloTests(remote, agreed)(model, [], last=True)
     if not row:
-        raise UserError("no silo has enough test samples to report anything (limits.min_samples in their silo.toml)")
+        raise UserError("no silo has enough samples to report anything (limits.min_samples in their silo.toml)")
     folder.mkdir(parents=True)
     write(folder / AGREEMENT, [agreed.text().encode()])
     write(folder / custody.FILE, ["".join(signed).encode()])
@@ -90,7 +92,7 @@ def made_by(run: Path) -> Agreement:
 
 
 def terms_for(
-    before: Agreement, run: Path, clients: Sequence[str], public_keys: Mapping[str, str]
+    before: Agreement, run: Path, clients: Sequence[str], public_keys: Mapping[str, str], *, validation: bool = False
 ) -> tuple[Agreement, Any]:
     """Return the terms for measuring the model of a run, and the model."""
     setup = before.setup(no_samples(before), Hardware(threads=1))
@@ -113,5 +115,6 @@ def terms_for(
         skips=False,
         revises="",
         measures=custody.digest(wire.chunks(model)),
+        validation=validation,
     )
     return agreed, model

@@ -94,6 +94,7 @@ def told(file: SiloFile, terms: Agreement) -> dict[str, str]:
     about = (type(method).__doc__ or "").strip().split("\n")[0]
     lines = {
         "what": f"measure the model {terms.measures}, train nothing" if terms.measures else "train",
+        "measured on": "validation samples" if terms.validation else "test samples",
         "method": f"{terms.method}: {about}",
         "hyperparameters": _pairs(plain(method)),
         "training": _pairs(plain(recipe.training)),

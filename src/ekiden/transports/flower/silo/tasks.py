@@ -412,14 +412,14 @@ def _measure(run: Agreed, models: list[Weights], ask: Ask, *, once: bool) -> Sil
     worker, setup, clients = run.worker, run.worker.setup, run.terms.clients
     build = Built(setup.method, setup.build, len(clients))
     counting = reports.counting(run.terms.labels, run.terms.outputs, len(models), last=ask.last)
-    answers = []
+    answers, samples = [], run.client.val if run.terms.validation else run.client.test
     for i, model in enumerate(models):
         bench = worker.bench("evaluation")
         if setup.method.changes_network and i < ask.results:
             bench.network = Network(adapted(build(), model), setup.hardware.device)
         check(model, bench.network, whole=True)
         bench.network.load(model)
-        answers.append(fitting.evaluate(bench, run.client.test, full=counting.full))
+        answers.append(fitting.evaluate(bench, samples, full=counting.full))
     limits = run.file.limits
     care = Care(limits.min_samples, limits.min_positives, coarse=not once)
     personal = len(models) > ask.results

@@ -117,6 +117,7 @@ class Agreement:
         revises: the run that this one replaces, as `Revision.text` gives it; empty if there is none.
         measures: digest of the model that silos measure and do nothing else, under the terms of the run that made it;
             empty in all other runs.
+        validation: whether they measure it on their validation samples instead of the test samples.
     """
 
     run: str
@@ -140,6 +141,7 @@ class Agreement:
     revises: str = ""
     measures: str = ""
     data: str = ""
+    validation: bool = False
 
     @property
     def method(self) -> str:
@@ -251,6 +253,8 @@ def parse(text: str) -> Agreement:
         _ = of_terms(agreement.inputs), agreement.labels, agreement.revision
         _ = schemas.parse(agreement.schema) if agreement.schema else None
     agreement.check_masks()
+    if agreement.validation and not agreement.measures:
+        raise UserError("the terms of the run cannot be read: it trains, so its model is measured on test samples")
     clients, keys = agreement.clients, agreement.keys
     named = len(set(clients)) == len(clients) and all(map(_CLIENT.fullmatch, clients))
     proved = len(keys) == len(clients) if keys else not agreement.sealed

@@ -1,0 +1,120 @@
+"""The recalibration of a run's model of two classes, and its threshold, which go with the model wherever it is used."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import exp, log
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from ekiden.base.checks import Checked, Count, Fraction, Positive, made, plain, reading
+from ekiden.base.errors import UserError
+from ekiden.base.files import write
+from ekiden.engine.figures import Figures
+
+FILE = "recalibration.json"
+"""file in a run folder"""
+Form = Literal["platt", "temperature"]
+
+
+@dataclass(frozen=True)
+class Recalibration(Checked):
+    """Slope and intercept of the logit of the second class's probability, and the threshold that was chosen.
+
+    Attributes:
+        form: how they were fitted.
+        slope: factor of the logit z; 1/T for a temperature T.
+        intercept: added to it; 0 for a temperature.
+        threshold: samples whose recalibrated probability is this or more are of the second class.
+        rule: how the threshold was chosen.
+        samples: validation samples that it was fitted to.
+        model: digest of the file of the model, see `model_in`.
+    """
+
+    form: Form
+    slope: Positive
+    intercept: float
+    threshold: Fraction
+    rule: str
+    samples: Count
+    model: str
+
+    @classmethod
+    def fitted(cls, form: Form, found: Figures, threshold: float | None, model: str) -> Self:
+        """Return the recalibration that follows from figures on validation samples.
+
+        Args:
+            form: which one.
+            found: the figures.
+            threshold: the chosen threshold of the recalibrated probability; None: Youden's on these samples.
+            model: digest of the file of the model.
+
+        Raises:
+            UserError: no recalibration follows from them.
+        """
+        if form not in found.recalibration:
+            raise UserError(
+                "a recalibration needs validation samples of two classes that the scores do not separate without "
+                "error, and higher scores for the second class: leave out --calibrate"
+            )
+        slope, intercept = found.recalibration[form]
+        rule = "chosen"
+        if threshold is None:
+            one = next(one for one in found.thresholds if one.rule.startswith("Youden"))
+            rule, raw = one.rule, min(max(one.threshold, 1e-12), 1 - 1e-12)
+            threshold = 1 / (1 + exp(-(slope * log(raw / (1 - raw)) + intercept)))
+        return cls(form, slope, intercept, threshold, rule, found.samples, model)
+
+    @classmethod
+    def of(cls, folder: Path) -> Self | None:
+        """Return the recalibration in a run folder; None if there is none."""
+        file = folder / FILE
+        if not file.exists():
+            return None
+        with reading(str(file), "`ekiden evaluate --calibrate`, which writes it"):
+            found = made(cls, json.loads(file.read_text(encoding="utf-8")))
+        if found.model != model_in(folder):
+            raise UserError(
+                f"{file} is of an earlier model of {folder}: remove it, or recalibrate by `ekiden evaluate --calibrate`"
+            )
+        return found
+
+    def write(self, folder: Path) -> None:
+        """Put it into a run folder, in place of an earlier one."""
+        write(folder / FILE, [json.dumps(self.to_json(), indent=1).encode() + b"\n"])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        found: dict[str, Any] = plain(self)
+        return found
+
+
+def model_in(folder: Path) -> str:
+    """Return the digest of the file of a run's global model; "" if there is none."""
+    file = folder / "model.safetensors"
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else ""
+
+
+class Recalibrated(nn.Module):
+    """A network of two classes whose logits are recalibrated."""
+
+    def __init__(self, network: nn.Module, how: Recalibration) -> None:
+        super().__init__()
+        self.network = network
+        self.slope, self.intercept = how.slope, how.intercept
+
+    def forward(self, *x: Tensor) -> Tensor:
+        """Return logits (b, 2); the first is 0."""
+        z = self.network(*x)
+        second = self.slope * (z[:, 1] - z[:, 0]) + self.intercept
+        return torch.stack([torch.zeros_like(second), second], 1)
+
+
+def recalibration_in(about: Mapping[str, Any]) -> Recalibration | None:
+    """Return the recalibration in the configuration of a run that was opened; None if there is none."""
+    found = about.get("recalibration")
+    return found if isinstance(found, Recalibration) else None

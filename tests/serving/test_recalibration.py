@@ -1,0 +1,98 @@
+"""The recalibration of a model of two classes and its threshold, in all that uses the model."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from ekiden import Hardware, Training, UserError, load_model, open_run, run
+from ekiden.data import federate
+from ekiden.engine.figures import Ranked
+from ekiden.methods import FedSeq
+from ekiden.serving.card import card
+from ekiden.serving.exporting import about
+
+Command = Callable[..., tuple[int, str]]
+
+
+def test_slope_and_intercept_are_those_of_a_logistic_regression() -> None:
+    rng = np.random.default_rng(0)
+    z = rng.normal(-1, 2, 3000)
+    y = rng.random(3000) < 1 / (1 + np.exp(-(0.6 * z + 0.8)))
+    edges = np.linspace(-16, 16, 4097)
+    low, high = (np.histogram(z[of], edges)[0].astype(float) for of in (~y, y))
+    ends = 1 / (1 + np.exp(-edges))
+    ranked = Ranked(low, high, 1 / (1 + np.exp(-(edges[1:] + edges[:-1]) / 2)), ends)
+    for shift in (True, False):
+        line = LogisticRegression(C=1e9, fit_intercept=shift, tol=1e-10).fit(z[:, None], y)
+        wanted = (line.coef_[0, 0], line.intercept_[0] if shift else 0.0)
+        assert ranked.recalibrated(shift=shift) == pytest.approx(wanted, abs=2e-3)
+    apart = Ranked(low * (edges[1:] < 0), high * (edges[:-1] > 0), ranked.middles, ends)
+    assert apart.recalibrated(shift=True) is None, "without an error the slope has no bound"
+    assert Ranked(high, low, ranked.middles, ends).recalibrated(shift=False) is None, "the other way round"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command) -> Path:
+    """A run of two silos whose probabilities are too high, as rare deaths have more weight."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 2))
+    died = x[:, 0] + rng.logistic(size=400) > 2
+    names = np.where(died, "yes", "no")
+    rows = [f"{a:.3f},{b:.3f},w{k % 2},{name}" for k, ((a, b), name) in enumerate(zip(x, names, strict=True))]
+    Path("t.csv").write_text("\n".join(["a,b,ward,died", *rows]))
+    flags = ("--label-column", "died", "--group-column", "ward", "--val-fraction", "0.4", "--class-weights", "balanced")
+    code, said = command("run", "fedseq", "--data", "t.csv", *flags, "--epochs", "3", "--out", "runs")
+    assert code == 0, said
+    (found,) = Path("runs").iterdir()
+    return found
+
+
+@pytest.mark.slow  # measures AUROC
+def test_it_goes_with_the_model(folder: Path, command: Command) -> None:
+    raw = load_model(folder)
+    x = torch.randn(50, 2)
+    before = raw.network(x)
+    assert command("evaluate", str(folder), "--calibrate", "platt", "--threshold", "0.3")[0] == 0
+    how = json.loads((folder / "recalibration.json").read_text())
+    assert (how["form"], how["threshold"], how["rule"]) == ("platt", 0.3, "chosen")
+    assert how["intercept"] < -0.5, "weights of classes made the probabilities too high"
+    model = load_model(folder)
+    logits = model.network(x)
+    z = how["slope"] * (before[:, 1] - before[:, 0]) + how["intercept"]
+    torch.testing.assert_close(logits.softmax(1)[:, 1], z.sigmoid())
+    assert about(model, named=True)["recalibration"]["threshold"] == 0.3
+    text = card(open_run(folder))
+    assert f"became {how['slope']:.4g}·z" in text
+    assert command("predict", str(folder), "t.csv", "-o", "p.csv")[0] == 0
+    rows = list(csv.DictReader(Path("p.csv").read_text().splitlines()))
+    assert all((row["prediction"] == "yes") == (float(row["probability_yes"]) >= 0.3) for row in rows)
+    assert 0 < sum(row["prediction"] == "yes" for row in rows) < len(rows)
+    assert sum(float(row["probability_yes"]) for row in rows) == pytest.approx(
+        sum(line.endswith("yes") for line in Path("t.csv").read_text().splitlines()), rel=0.25
+    )
+    code, said = command("predict", str(folder), "t.csv", "--threshold", "youden")
+    assert (code, "measured thresholds before it was recalibrated" in said) == (2, True)
+    assert command("evaluate", str(folder), "--calibrate", "temperature")[0] == 0
+    again = json.loads((folder / "recalibration.json").read_text())
+    assert (again["form"], again["intercept"], again["rule"]) == ("temperature", 0.0, "Youden")
+    (folder / "recalibration.json").write_text(json.dumps(again | {"model": "0" * 64}))
+    with pytest.raises(UserError, match="is of an earlier model"):
+        load_model(folder)
+
+
+def test_what_cannot_be_recalibrated_is_one_line(tmp_path: Path, command: Command) -> None:
+    y = torch.arange(40) % 3
+    x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
+    training = Training(batch_size=16)
+    run(FedSeq(epochs=1), federate([(x, y)]), training=training, hardware=Hardware(threads=1), folder=tmp_path / "r")
+    code, said = command("evaluate", str(tmp_path / "r"), "--calibrate", "platt")
+    assert (code, len(said.splitlines())) == (2, 1), said
+    code, said = command("evaluate", str(tmp_path / "r"), "--calibrate", "platt", "--client", "a")
+    assert (code, "own validation data" in said) == (2, True)
