@@ -293,13 +293,16 @@ def export(
     return place
 
 
-def audit(run: Folder | Result, data: Any = None, *, network: ModelSource | None = None) -> audits.Audit:
+def audit(
+    run: Folder | Result, data: Any = None, *, network: ModelSource | None = None, shadows: int = 0
+) -> audits.Audit:
     """Attack the models of a run on one machine, and say who got what, as `ekiden audit` does.
 
     Args:
         run: the run folder, or its result.
         data: the run's silos, if they were given in Python; a digest of their samples must agree.
         network: as in `resume`.
+        shadows: models that the attacker of LiRA trains, at least 4; each takes as long as the run. 0: no such attack.
 
     Raises:
         UserError: the run's data are not here, or there are too few samples.
@@ -308,7 +311,7 @@ def audit(run: Folder | Result, data: Any = None, *, network: ModelSource | None
     silos = None if data is None else as_federation(data)
     if silos is not None:
         check_same_data(result.config, recipe_of(result.config["recipe"]).method, silos, result.folder or Path())
-    return audits.audit(result, silos)
+    return audits.audit(result, silos, shadows)
 
 
 def card(folder: Folder) -> str:

@@ -92,6 +92,24 @@ def test_a_model_that_learned_by_heart_is_found_and_one_with_noise_is_not(noise:
     assert private.attacks[0].epsilon <= private.promised
 
 
+def test_shadow_models_find_more_than_a_threshold(noise: FederatedData) -> None:
+    threshold, ratio = ekiden.audit(run(noise, FedSeq(epochs=8)), noise, shadows=4).attacks
+    assert ratio.model == "global (LiRA, 4)"
+    assert (ratio.members, ratio.others) == (threshold.members, threshold.others)
+    assert ratio.tpr_1 > threshold.tpr_1 + 0.05  # at few false alarms
+    with pytest.raises(UserError, match="3 shadow models say too little"):
+        ekiden.audit(run(noise, FedSeq(epochs=1)), noise, shadows=3)
+    with pytest.raises(UserError, match="the run has none"):
+        ekiden.audit(run(noise, Local(rounds=1, epochs=1)), noise, shadows=4)
+
+
+@pytest.mark.slow
+def test_shadow_models_find_nothing_behind_noise(noise: FederatedData) -> None:
+    private = ekiden.audit(run(noise, FedSeq(epochs=3), dp=DP(1.0, 1e-3)), noise, shadows=8).attacks[1]
+    assert abs(private.auc - 0.5) < 0.15
+    assert private.epsilon <= 1
+
+
 def test_each_personal_model_is_attacked_with_its_own_samples(noise: FederatedData) -> None:
     found = ekiden.audit(run(noise, Local(rounds=1, epochs=15)), noise)
     assert [one.model for one in found.attacks] == [client.name for client in noise.clients]

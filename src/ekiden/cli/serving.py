@@ -11,6 +11,7 @@ from torch import nn
 from tyro.conf import Positional
 
 from ekiden.base import outside
+from ekiden.base.checks import CountOrZero
 from ekiden.base.errors import UserError, counted, unknown
 from ekiden.base.files import write
 from ekiden.cli.console import console, print_json
@@ -95,6 +96,8 @@ class AuditOptions:
     """run folder"""
     network: str = ""
     """FILE.py:NAME, the network of a run that was started from Python with a module of its own"""
+    shadows: CountOrZero = 0
+    """also attack with so many models that the attacker trains (LiRA), at least 4; each takes as long as the run"""
     json: bool = False
     """print JSON instead of tables; see docs/json.md"""
 
@@ -184,7 +187,9 @@ def _export_metrics(options: ExportOptions, to: str) -> None:
 
 def audit(options: AuditOptions) -> None:
     """`ekiden audit RUN`."""
-    found = audits.audit(open_run(options.run, network=own_network(options.network, options.run)))
+    found = audits.audit(
+        open_run(options.run, network=own_network(options.network, options.run)), None, options.shadows
+    )
     if options.json:
         return print_json(found.to_json())
     table = Table()

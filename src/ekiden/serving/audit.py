@@ -1,4 +1,4 @@
-"""What a run gives away: an attack on its models that guesses which samples were trained on, and who got what."""
+"""What a run gives away: attacks on its models that guess which samples were trained on, and who got what."""
 
 import math
 from collections.abc import Sequence
@@ -10,8 +10,9 @@ import torch
 from scipy.special import betaincinv
 from torch import Tensor
 
+from ekiden.api import How, prepared
 from ekiden.base.errors import UserError, counted
-from ekiden.data.samples import FederatedData, Subset
+from ekiden.data.samples import FederatedData, Samples, Subset
 from ekiden.recipe import recipe_of
 from ekiden.results.result import Result
 from ekiden.runs.summary import size
@@ -19,6 +20,7 @@ from ekiden.training.weights import Weights
 
 SERVER = "server"
 _LEAST = 20  # samples of each kind
+_FEWEST = 4  # shadow models
 _CONFIDENCE = 0.95
 _SEED = 0
 Values = np.ndarray[Any, np.dtype[np.float64]]
@@ -71,27 +73,37 @@ class Audit:
         return asdict(self)
 
 
-def audit(result: Result, data: FederatedData | None = None) -> Audit:
+def audit(result: Result, data: FederatedData | None = None, shadows: int = 0) -> Audit:
     """Attack the models of a run on one machine with its own training and test samples.
 
     The attack: Samuel Yeom, Irene Giacomelli, Matt Fredrikson, Somesh Jha: Privacy Risk in Machine Learning. CSF 2018.
     https://arxiv.org/abs/1709.01604. Rates at few false alarms: Nicholas Carlini et al.: Membership Inference Attacks
     From First Principles. IEEE S&P 2022. https://arxiv.org/abs/2112.03570. It is a weak attack: that it finds nothing
-    does not prove that there is nothing to find.
+    does not prove that there is nothing to find. With `shadows`, the global model is also attacked as in that paper
+    (LiRA), see `likelihood_ratios`.
 
     Args:
         result: the run.
         data: the run's silos; None reads them again.
+        shadows: how many models the attacker trains, at least 4; 0: none.
 
     Raises:
-        UserError: the data are not here, or too few.
+        UserError: the data are not here, or too few; or there are fewer shadows.
     """
+    if 0 < shadows < _FEWEST:
+        raise UserError(
+            f"{counted(shadows, 'shadow model')} say too little about single samples: give {_FEWEST} or more"
+        )
     silos = result.data() if data is None else data
     delta = float(result.config.get("privacy", {}).get("delta", 0.0))
     attacks = []
     if result.weights is not None:
         rows = [client.train.rows for client in silos.clients]
         attacks.append(_attack(result, silos, "global", result.weights, rows, delta, personal=False))
+        if shadows:
+            attacks.append(attack(f"global (LiRA, {shadows})", *likelihood_ratios(result, silos, shadows), delta))
+    elif shadows:
+        raise UserError("shadow models attack a global model, and the run has none: leave out --shadows")
     for client, weights in zip(silos.clients, result.personal, strict=False):
         attacks.append(_attack(result, silos, client.name, weights, [client.train.rows], delta, personal=True))
     if not attacks:
@@ -118,6 +130,68 @@ def _attack(
         result.judge(data).scores(model, personal=personal).loss.double().numpy() for data in (seen, silos)
     )
     return attack(name, inside, outside, delta)
+
+
+def likelihood_ratios(result: Result, silos: FederatedData, shadows: int) -> tuple[Values, Values]:
+    """Return how much likelier it is that a sample was not in training, as logarithms: training samples, then others.
+
+    The attacker of LiRA trains shadow models by the recipe of the run, each on a random half of every silo's training
+    and test samples. For each sample it takes log(p/(1 - p)), where p is what a model gives to the label, as Gaussian:
+    with one mean where the sample was trained on, another where it was not, and two variances that all samples share.
+    Other tasks than classification have minus the loss instead. Shadows have seeds, and so noise, of their own.
+    """
+    recipe, dataset = recipe_of(result.config["recipe"]), silos.dataset
+    everything = _joined(dataset.train, dataset.test)
+    before = len(dataset.train)
+    pools = [torch.cat([c.train.rows, before + c.test.rows]) for c in silos.clients]
+    mine = torch.cat(pools)
+    seen = replace(
+        silos,
+        dataset=replace(dataset, test=everything),
+        clients=tuple(replace(c, test=Subset(everything, pool)) for c, pool in zip(silos.clients, pools, strict=True)),
+    )
+    network = None if result.config["network"] else result.build
+
+    def scores(of: Result) -> Values:
+        assert of.weights is not None, "the method gives a global model"
+        loss = of.judge(seen).scores(of.weights).loss.double().clamp(min=1e-12)[mine]
+        found = -torch.log(torch.expm1(loss)) if dataset.task.kind == "classification" else -loss
+        return found.clamp(-100, 100).numpy()
+
+    inside, answers = [], []
+    for number in range(shadows):
+        draw = torch.Generator().manual_seed(number)
+        halves = [pool[torch.randperm(len(pool), generator=draw)[: max(1, len(pool) // 2)]] for pool in pools]
+        clients = tuple(
+            replace(c, train=Subset(everything, rows), val=Subset(everything, c.val.rows))
+            for c, rows in zip(silos.clients, halves, strict=True)
+        )
+        half = replace(silos, dataset=replace(dataset, train=everything), clients=clients)
+        shadow = replace(recipe, seed=recipe.seed + number + 1, evaluate_every=0)
+        answers.append(scores(prepared(shadow.located(), half, How(quiet=True), network).end()))
+        inside.append(torch.isin(mine, torch.cat(halves)).numpy())
+    was, found = np.stack(inside), np.stack(answers)
+    ratio = np.zeros(len(mine))
+    target = scores(result)
+    for part, sign in ((was, 1.0), (~was, -1.0)):
+        count = part.sum(0)
+        usual = float(found[part].mean())
+        mean = np.where(count, (found * part).sum(0) / np.maximum(count, 1), usual)
+        variance = float(((found - mean)[part] ** 2).sum() / max((count - 1).clip(min=0).sum(), 1)) + 1e-6
+        ratio -= sign * ((target - mean) ** 2 / variance + math.log(variance)) / 2
+    trained = torch.isin(mine, torch.cat([c.train.rows for c in silos.clients])).numpy()
+    return -ratio[trained], -ratio[~trained]
+
+
+def _joined(first: Samples, second: Samples) -> Samples:
+    """Return the samples of both."""
+
+    def both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+        return None if a is None or b is None else torch.cat([a, b])
+
+    rest = {name: both(getattr(first, name), getattr(second, name)) for name in ("domain", "group", "subject", "time")}
+    joined: dict[str, Any] = rest
+    return replace(first, x=torch.cat([first.x, second.x]), y=torch.cat([first.y, second.y]), **joined)
 
 
 def attack(name: str, members: Values, others: Values, delta: float = 0.0) -> Attack:
