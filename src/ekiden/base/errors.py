@@ -113,8 +113,8 @@ def warnings_as_lines() -> None:
 _MANY = 12  # names that a message lists in addition to the nearest one
 _MEANT = {
     **dict.fromkeys(("label", "labels", "class", "classes", "target", "targets", "y", "outcome"), "label_column"),
-    **dict.fromkeys(("group", "site", "hospital"), "group_column"),
-    **dict.fromkeys(("subject", "patient", "patient_column"), "subject_column"),
+    **dict.fromkeys(("group", "site", "hospital", "silo_column", "client_column"), "group_column"),
+    **dict.fromkeys(("subject", "patient"), "subject_column"),
     **dict.fromkeys(("learning_rate", "eta"), "lr"),
     **dict.fromkeys(("n_clients", "num_clients", "parties"), "clients"),
     **dict.fromkeys(("arch", "network"), "model"),
@@ -145,7 +145,8 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
 def nearest(name: str, known: Iterable[str], n: int, cutoff: float = 0.6) -> list[str]:
     """Return the known names that are meant by one that is not known: what others call it, or similar spellings."""
     known = list(known)
-    meant = _MEANT.get(name.strip("-").replace("-", "_").lower(), "")
+    plain = name.strip("-").replace("-", "_").lower()
+    meant = _MEANT.get(plain, _MEANT.get(plain.removesuffix("_column"), ""))
     found = [one for one in known if one.lstrip("-").replace("-", "_") == meant]
     return found or get_close_matches(name, known, n=n, cutoff=cutoff)
 
