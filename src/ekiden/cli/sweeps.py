@@ -1,10 +1,11 @@
 """The command line of many runs: `ekiden sweep`, `results`, `report`, and `export` of metrics."""
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.table import Table
@@ -12,13 +13,13 @@ from rich.text import Text
 from tyro.conf import Positional
 
 from ekiden.base.checks import Checked, Count, CountOrZero
-from ekiden.base.errors import UserError, counted
+from ekiden.base.errors import UserError, counted, unknown
 from ekiden.base.files import write
 from ekiden.base.outside import require_extra
 from ekiden.cli.console import console, no_run, only_json, print_json
 from ekiden.engine.setup import core_count
 from ekiden.results import tracking
-from ekiden.runs import launch, summary
+from ekiden.runs import launch, queue, summary
 from ekiden.runs.launch import Board, RunEnd
 from ekiden.runs.summary import divergence, summarise
 from ekiden.tables import ledger, sweep, verdicts
@@ -52,6 +53,12 @@ class SweepOptions(Checked):
     track: tuple[str, ...] = ()
     """programs that draw the metrics of each run as it goes on: tensorboard (files in the run folders), mlflow (where
     MLFLOW_TRACKING_URI says), wandb, trackio"""
+    on: Literal["here", "slurm", "local-cluster"] = "here"
+    """where the runs are executed: here, as jobs of Slurm, or (to try that) as jobs on this machine; see docs"""
+    queue: tuple[str, ...] = ()
+    """with --on: what submitit should ask for, such as slurm_partition=gpu timeout_min=600 gpus_per_node=1"""
+    job: str = ""
+    """execute only the run with this folder name and print no table; jobs of --on do this"""
     dry_run: bool = False
     """list the cells and what is done of them, and run nothing"""
     json: bool = False
@@ -67,6 +74,9 @@ def run_sweep(options: SweepOptions) -> None:
 def _run_sweep(options: SweepOptions, tell: Callable[[Any], None]) -> None:
     if options.reuse and not options.records:
         raise UserError("--reuse needs --records, the file that keeps them for this experiment: add it")
+    if options.queue and options.on == "here":
+        raise UserError("--queue is for --on slurm: add that, or leave it out")
+    asked = queue.settings(options.queue)
     tracking.check(options.track, Path())
     swept = sweep.plan_sweep(options.file, options.budget, options.out, options.records, options.reuse)
     cells = sweep.select(swept.experiment.cells, options.only, options.without)
@@ -83,9 +93,11 @@ def _run_sweep(options: SweepOptions, tell: Callable[[Any], None]) -> None:
         for run, why in damaged:
             console.print(f"damaged: {run.folder.name}: {why}", soft_wrap=True)
         return
+    if options.job:
+        return _one(options.job, runs, jobs)
     outcomes = sweep.SweepOutcomes(swept, options.file.read_text(encoding="utf-8"), options.records)
     if jobs:
-        _do(runs, jobs, options.cores or core_count(), outcomes.add)
+        _do(options, runs, jobs, asked, outcomes.add)
     wrong = len(outcomes.failed) + _show(swept, cells, outcomes)
     tell(verdicts.as_rows(verdicts.collect(swept, cells)))
     outcomes.end()
@@ -114,10 +126,24 @@ def _show(swept: Sweep, cells: Sequence[Cell], outcomes: sweep.SweepOutcomes) ->
     return len(left_out)
 
 
+def _one(name: str, runs: Sequence[SweepRun], jobs: Sequence[launch.LaunchedRun]) -> None:
+    """Execute the run with this folder name, if it is not finished."""
+    if name not in (known := [run.folder.name for run in runs]):
+        raise unknown("run", name, known)
+    for end in launch.execute([job for job in jobs if job.folder.name == name], lambda event: None):
+        if end.error:
+            raise UserError(end.error)
+
+
 def _do(
-    runs: Sequence[SweepRun], jobs: Sequence[launch.LaunchedRun], cores: int, ended: Callable[[SweepRun, RunEnd], None]
+    options: SweepOptions,
+    runs: Sequence[SweepRun],
+    jobs: Sequence[launch.LaunchedRun],
+    asked: Mapping[str, str | int],
+    ended: Callable[[SweepRun, RunEnd], None],
 ) -> None:
     """Execute the runs that are left, and print how each ended."""
+    cores = options.cores or (core_count() if options.on == "here" else len(jobs))
     folders = {job.folder for job in jobs}
     left = [run for run in runs if run.folder in folders]
     if done := [run for run in runs if run.folder not in folders]:
@@ -140,7 +166,14 @@ def _do(
             ended(left[event.run], event)
 
     with board.progress:
-        launch.execute(jobs, report, cores, apart=True)
+        if options.on == "here":
+            launch.execute(jobs, report, cores, apart=True)
+            return
+        given = ["--budget", options.budget, "--device", options.device, "--out", str(jobs[0].folder.parent)]
+        command = [sys.executable, "-m", "ekiden", "sweep", str(options.file), *given]
+        command += ["--track", *options.track] if options.track else []
+        commands = [[*command, "--job", job.folder.name] for job in jobs]
+        queue.execute(jobs, commands, options.on, jobs[0].folder.parent / "jobs", asked, report)
 
 
 def _table(found: Experiment, came: Sequence[verdicts.CellResult]) -> Table:
