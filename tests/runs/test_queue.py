@@ -127,8 +127,7 @@ def test_what_a_queue_does_not_take_is_one_line(
 def test_a_requeued_job_is_the_same_command_and_its_child_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = list[Any]()
-    helpers = SimpleNamespace(DelayedSubmission=lambda command: kept.append(command) or command)
+    helpers = SimpleNamespace(DelayedSubmission=lambda command: command)
     monkeypatch.setattr(queue, "submitit", SimpleNamespace(helpers=helpers))
     command = queue.Command([sys.executable, "-c", "import time; time.sleep(60)"], str(tmp_path))
     monkeypatch.setattr("subprocess.Popen.wait", lambda self: 0)

@@ -61,8 +61,9 @@ class RunOptions(Generic[M]):
     track: tuple[str, ...] = ()
     """programs that draw the metrics as the run goes on: tensorboard (files in the run folder), mlflow (where
     MLFLOW_TRACKING_URI says), wandb, trackio"""
-    on: Place = "here"
-    """where the clients are: here, simulated; or flower: real silos, see --on flower --help"""
+    on: str = "here"
+    """where the clients are: here, simulated; ray, or ray:ADDRESS: simulated on a Ray cluster, see docs/clusters.md; or
+    flower: real silos, see --on flower --help"""
     json: bool = False
     """print the results as JSON, and all else to standard error; see docs/json.md"""
     config: Path | None = None
@@ -75,7 +76,7 @@ class RunOptions(Generic[M]):
 class _First:
     """The flags that decide which other flags exist, or their defaults."""
 
-    on: Place = "here"
+    on: str = "here"
     config: Path | None = None
 
 
@@ -118,6 +119,8 @@ class ResumeOptions:
     """run folders"""
     track: tuple[str, ...] = ()
     """programs that draw the metrics as the run goes on: tensorboard, mlflow, wandb or trackio"""
+    on: str = "here"
+    """where the clients of simulated runs are: here, ray or ray:ADDRESS"""
     json: bool = False
     """print the results as JSON, and all else to standard error; see docs/json.md"""
 
@@ -222,6 +225,7 @@ def run(args: Sequence[str]) -> None:
         if first.config:
             raise UserError("--config is for runs on this machine: leave it out")
         return cli_silos.run(method_named(named), rest)
+    launch.transport_of(first.on)
     default = settings.read(first.config, named) if first.config else Plan(Recipe(method_named(named)()))
     kind = type(default.recipe.method)
     options = run_options(default, rest)
@@ -243,7 +247,7 @@ def run(args: Sequence[str]) -> None:
     folders = [launch.free_folder(options.out, f"{name}-seed{s}") for s in seeds]
     plans = [replace(plan, recipe=replace(plan.recipe, seed=seed)) for seed in seeds]
     jobs = [launch.LaunchedRun(one, folder) for one, folder in zip(plans, folders, strict=True)]
-    _launch([replace(job, track=options.track) for job in jobs], options.json)
+    _launch([replace(job, track=options.track, on=options.on) for job in jobs], options.json)
 
 
 def _stem(plan: Plan[Any]) -> str:
@@ -257,10 +261,12 @@ def resume(options: ResumeOptions) -> None:
 
     if not options.runs:
         raise UserError("name the run folders to resume")
+    launch.transport_of(options.on)
     here = [folder for folder in options.runs if not cli_silos.resume(folder, options.track)]
     if here:
         tracking.check(options.track, here[0])
-        _launch([launch.LaunchedRun(stored(folder), folder, track=options.track) for folder in here], options.json)
+        jobs = [launch.LaunchedRun(stored(folder), folder, track=options.track, on=options.on) for folder in here]
+        _launch(jobs, options.json)
 
 
 def show(options: ShowOptions) -> None:

@@ -16,7 +16,7 @@ from ekiden.engine.evaluation import Built
 from ekiden.engine.folder import Marks, RunFolder, Trace
 from ekiden.engine.method import State
 from ekiden.engine.networks import write_models
-from ekiden.engine.transport import Transport
+from ekiden.engine.transport import Interrupted, Transport
 from ekiden.engine.worker import Setup
 from ekiden.training.weights import Weights
 
@@ -89,24 +89,40 @@ class Run(Generic[X]):
     def steps(self) -> Generator[End, None, End]:
         """Continue from the folder's last state, or from the first step if a file that it needs is damaged or gone.
 
+        Where a transport is interrupted, the step is done again on a new one; two times without a step in between stop
+        the run.
+
         Yields:
             What the run has after each step.
 
         Returns:
             What the run has at the end, with its models.
         """
-        try:
-            return (yield from self._go())
-        except Damaged as damage:
-            if self.elsewhere:
-                raise UserError(f"{damage}: restore it from a backup, or start a new run") from None
-            if self.folder is None:
-                raise
-            log.warning("%s; the run goes back to its first step and gives the same result", damage)
-            self.folder.forget()
-            return (yield from self._go())
+        done: list[int] = []
+        failed, damaged = -1, False
+        while True:
+            try:
+                return (yield from self._go(done))
+            except Interrupted as death:
+                if self.folder is None:
+                    raise Interrupted(f"{death}: give the run a folder, so that it can continue") from None
+                if len(done) == failed:
+                    raise Interrupted(
+                        f"{death} twice in one step (out of memory?): resume with fewer of them"
+                    ) from None
+                failed = len(done)
+                log.warning("%s; the run does this step again and gives the same result", death)
+            except Damaged as damage:
+                if self.elsewhere:
+                    raise UserError(f"{damage}: restore it from a backup, or start a new run") from None
+                if self.folder is None or damaged:
+                    raise
+                log.warning("%s; the run goes back to its first step and gives the same result", damage)
+                self.folder.forget()
+                done, damaged = [], True
 
-    def _go(self) -> Generator[End, None, End]:
+    def _go(self, done: list[int]) -> Generator[End, None, End]:
+        """Do the steps that are left, and add them to those that were `done` by this process."""
         method, folder = self.setup.method, self.folder
         found = folder.load(type(method.start())) if folder else None
         state, marks = found or (method.start(), Marks())
@@ -128,7 +144,8 @@ class Run(Generic[X]):
             )
             end, failed = End(state, trace, transport), True
             try:
-                for state in islice(steps, self.stop_after):
+                for state in islice(steps, None if self.stop_after is None else self.stop_after - len(done)):
+                    done.append(state.step)
                     self.on_step(trace.metrics[-1])
                     end = End(state, trace, transport)
                     yield end

@@ -26,6 +26,10 @@ class ClientMissing(UserError):
     """A client did not answer in time."""
 
 
+class Interrupted(UserError):
+    """A process in which clients run died. A run in a folder continues from its last state on a new transport."""
+
+
 @dataclass(frozen=True)
 class Transfer:
     """A row of the ledger: one party used a value of another party.
@@ -84,7 +88,8 @@ class Transport(ABC):
       bit, as often as it is called. All parties can make the value behind `INITIAL` themselves.
     - After `commit` and `settle`, a transport that is made with the new state has the values that this state names, and
       the clients' private state of that moment, whatever was done later.
-    - Where a client does not answer, the transport raises `ClientMissing`, and the task counts as not done.
+    - Where a client does not answer, the transport raises `ClientMissing`, and the task counts as not done. Where what
+      died can be started again, it raises `Interrupted`, and the run does the step again on a new transport.
 
     `ekiden.conformance.check_transport` measures all but the last.
     """

@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from ekiden.base.errors import DivergenceWarning, UserError, counted, warnings_as_lines
+from ekiden.base.errors import DivergenceWarning, UserError, counted, unknown, warnings_as_lines
 from ekiden.data import description
 from ekiden.engine.drive import Row
 from ekiden.engine.folder import InUse
@@ -27,6 +27,7 @@ from ekiden.engine.setup import core_count
 from ekiden.results.tracking import bars, measured
 from ekiden.runs.plan import Plan
 from ekiden.runs.summary import duration
+from ekiden.transports import MakesTransport, OnRay
 from ekiden.transports.local import end_with_parent
 
 
@@ -39,12 +40,24 @@ class LaunchedRun:
         folder: its run folder.
         about: further entries of its config.json.
         track: programs that draw the run while it computes; see `ekiden.run`.
+        on: where its clients are; see `transport_of`.
     """
 
     plan: Plan[Method]
     folder: Path
     about: Mapping[str, Any] = field(default_factory=dict)
     track: tuple[str, ...] = ()
+    on: str = "here"
+
+
+def transport_of(on: str) -> MakesTransport | None:
+    """Return what makes the transport of clients that are "here" (None), on "ray", or on "ray:ADDRESS"."""
+    kind, _, address = on.partition(":")
+    if kind == "ray":
+        return OnRay(address)
+    if on != "here":
+        raise unknown("place", on, ("here", "ray", "ray:ADDRESS", "flower"))
+    return None
 
 
 @dataclass(frozen=True)
@@ -181,10 +194,20 @@ def _guarded(run: int, job: LaunchedRun, report: Callable[[Event], None]) -> Run
 
     report(Event(run, "loading data"))
     try:
+        transport = transport_of(job.on)
         data = job.plan.federation()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DivergenceWarning)  # the command line prints its own line about it
-            result = job.plan.run(job.folder, data, watch, on_step, begin, job.about, job.track)
+            result = job.plan.run(
+                job.folder,
+                data,
+                watch if transport is None else None,
+                on_step,
+                begin,
+                job.about,
+                job.track,
+                transport=transport,
+            )
     except UserError as error:
         report(Event(run, "failed"))
         return RunEnd(run, job.folder, str(error), isinstance(error, InUse))

@@ -23,6 +23,7 @@ from ekiden.engine.setup import check_labels, check_model, check_same_data, reso
 from ekiden.engine.worker import Setup, Watch, Worker
 from ekiden.recipe import Recipe, recipe_of
 from ekiden.results.result import ModelSource
+from ekiden.transports import MakesTransport
 
 M = TypeVar("M", bound=Method)
 GIVE_AGAIN = "as in ekiden.resume(folder, silos, network=...) and ekiden.evaluate(folder, silos)"
@@ -143,6 +144,7 @@ class Plan(Checked, Generic[M]):
         *,
         quiet: bool = True,
         stop_after: int | None = None,
+        transport: MakesTransport | None = None,
     ) -> api.Result:
         """Run it over `data` (from `federation`) in `folder`, or resume it; note `about` in a new folder."""
         how = api.How(
@@ -154,6 +156,7 @@ class Plan(Checked, Generic[M]):
             on_start=on_start,
             on_step=on_step,
             stop_after=stop_after,
+            transport=transport,
             keep_trained=self.keep_trained,
             track=tuple(track),
             quiet=quiet,

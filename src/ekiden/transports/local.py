@@ -73,7 +73,7 @@ class Simulation(Transport):
         self._stores: dict[str, Store] = {}
         self._running: dict[Ref[Any], Future[Outcome] | None] = {}
         self._last: dict[str, Ref[Any]] = {}
-        self._live = _by_owner(live_refs(start.state))
+        self._live = by_owner(live_refs(start.state))
         # A process that died between writing the state and `settle` left values behind at any client.
         folder = start.folder
         self._touched = {path.name for path in folder.iterdir()} if folder is not None and folder.exists() else set()
@@ -112,7 +112,7 @@ class Simulation(Transport):
         for ref in list(self._running):
             if self._running[ref] is not None:
                 self._finish(ref)
-        keys = _by_owner(live)
+        keys = by_owner(live)
         for client in self._touched | set(keys):
             store = self._store(client)
             store.commit(step, keys.get(client, set()))
@@ -163,14 +163,15 @@ class Simulation(Transport):
         return self._stores[client]
 
 
-def _by_owner(refs: Iterable[Ref[Any]]) -> dict[str, set[str]]:
+def by_owner(refs: Iterable[Ref[Any]]) -> dict[str, set[str]]:
+    """Return the keys of values by their owners."""
     keys: dict[str, set[str]] = {}
     for ref in refs:
         keys.setdefault(ref.owner, set()).add(ref.key)
     return keys
 
 
-def _journal(job: Job, folder: Path | None) -> FolderJournal | None:
+def journal_of(job: Job, folder: Path | None) -> FolderJournal | None:
     """Return the journal of a job; it does not use progress that was made with other arguments."""
     if folder is None:
         return None
@@ -205,7 +206,7 @@ class InProcess:
     def submit(self, job: Job, journal: Path | None) -> Future[Outcome]:
         """Do the job; the future is done when this returns."""
         future: Future[Outcome] = Future()
-        future.set_result(self._worker.execute(job, _journal(job, journal)))
+        future.set_result(self._worker.execute(job, journal_of(job, journal)))
         return future
 
     def close(self) -> None:
@@ -334,7 +335,7 @@ def _execute(
     kinds, _ = payload_types(setup.method, task)
     values = wire.decode(args, tuple[tuple(kinds)]) if kinds else ()  # type: ignore[misc]
     job = Job(step, call, client, task, values, _private(setup, private))
-    outcome = _worker.execute(job, _journal(job, journal))
+    outcome = _worker.execute(job, journal_of(job, journal))
     return wire.encode(outcome.value), wire.encode(outcome.private), outcome.work, wire.encode(outcome.trained)
 
 

@@ -1,0 +1,311 @@
+"""Clients on a Ray cluster: `ekiden.run(..., transport=OnRay())`, `ekiden run METHOD --on ray`.
+
+Long-lived actors, the homes, each execute the tasks of many clients, one at a time, and keep these clients' values. A
+value that another home needs goes there directly, as bytes of our wire format, in Ray's object store. What has to
+survive is in the run folder, never in the object store. If a home or its node dies, the step is repeated from there.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Optional, TypeVar
+from uuid import uuid4
+
+from ekiden.base.errors import UserError
+from ekiden.base.outside import Lazy, require_extra
+from ekiden.engine import wire
+from ekiden.engine.method import INITIAL, payload_types
+from ekiden.engine.setup import core_count
+from ekiden.engine.store import Store
+from ekiden.engine.transport import Interrupted, Request, Transport, live_refs, refs
+from ekiden.engine.wire import EVERYONE, Ref
+from ekiden.engine.worker import Job, Worker
+from ekiden.training.objective import Work
+from ekiden.training.weights import Weights
+from ekiden.transports.base import Start
+from ekiden.transports.local import by_owner, journal_of
+
+ray = Lazy("ray")
+Keys = Mapping[str, set[str]]
+"""keys of values, by the client that holds them"""
+T = TypeVar("T")
+_TRIES = 3
+
+
+class Done(NamedTuple):
+    """What a home says about a task. The value stays there.
+
+    Attributes:
+        forward: samples that went forward.
+        backward: samples that went backward.
+        size: bytes of content of the value.
+        trained: the model that the task trained last, encoded, if the run measures it; otherwise None, encoded.
+    """
+
+    forward: int
+    backward: int
+    size: int
+    trained: bytes
+
+
+class Home:
+    """An actor in which tasks of many clients run."""
+
+    def begin(self, start: Start, mark: Path | None) -> None:
+        """Forget the run before, and continue from `start`; the driver has just written the file `mark`."""
+        if mark is not None and not mark.exists():
+            raise UserError(
+                f"a node of the Ray cluster does not see {mark.parent}: put the run folder on a file system that all "
+                "nodes share"
+            )
+        self._start = start
+        self._worker = Worker(start.setup, start.clients)
+        self._stores: dict[str, Store] = {}
+        self._initial: Weights | None = None
+
+    def task(
+        self, step: int, call: int, client: str, task: str, args: bytes, foreign: list[Ref[Any]], *values: bytes
+    ) -> Done:
+        """Do a task.
+
+        Args:
+            step: the step of the run.
+            call: number of earlier tasks of the client in this step.
+            client: its name.
+            task: name of the method's function.
+            args: its arguments, encoded, with Refs in place of values of clients.
+            foreign: what comes with it from clients of other homes.
+            values: these values, encoded, in the same order.
+        """
+        method, store = self._start.setup.method, self._store(client)
+        kinds, _ = payload_types(method, task)
+        given = dict(zip(foreign, values, strict=True))
+
+        def fetch(ref: Ref[Any]) -> Any:
+            if ref in given:
+                return wire.decode(given[ref], self._kind(ref.key))
+            return self._initially() if ref == INITIAL else self._store(ref.owner).get(ref.key)
+
+        found = wire.decode(args, tuple[tuple(kinds)], fetch) if kinds else ()  # type: ignore[misc]
+        job = Job(step, call, client, task, found, store.private)
+        folder = self._start.place(client)
+        done = self._worker.execute(job, journal_of(job, folder / "journal" if folder else None))
+        store.put(f"{step}-{call}-{task}", done.value, done.private)
+        return Done(done.work.forward, done.work.backward, wire.size(done.value), wire.encode(done.trained))
+
+    def value(self, client: str, key: str) -> bytes:
+        """Return a value, encoded."""
+        return wire.encode(self._store(client).get(key))
+
+    def size(self, client: str, key: str) -> int:
+        """Return the bytes of content of a value."""
+        return wire.size(self._store(client).get(key))
+
+    def commit(self, step: int, keys: Keys) -> dict[str, int]:
+        """Write what the state after `step` steps needs of these clients; return when private states were written."""
+        for client, wanted in keys.items():
+            self._store(client).commit(step, wanted)
+        return {client: written for client in keys if (written := self._store(client).written)}
+
+    def settle(self, keys: Keys) -> None:
+        """Delete what only the state before needed."""
+        for client, wanted in keys.items():
+            self._store(client).settle(wanted)
+
+    def _initially(self) -> Weights:
+        if self._initial is None:
+            self._initial = self._start.initial()
+        return self._initial
+
+    def _store(self, client: str) -> Store:
+        if client not in self._stores:
+            self._stores[client] = self._start.store(client)
+        return self._stores[client]
+
+    def _kind(self, key: str) -> Any:
+        return payload_types(self._start.setup.method, key.split("-", 2)[2])[1]
+
+
+class OnRay:
+    """Makes transports whose clients are on a Ray cluster, with the same homes for all runs that use it.
+
+    `ekiden.run(method, data, transport=OnRay())`. Homes end with this object, or with the process that made it.
+    """
+
+    def __init__(self, address: str = "", homes: int = 0, **options: Any) -> None:
+        """Say where.
+
+        Args:
+            address: of the cluster, as `ray.init` takes it; by default the one that this process is connected to, or
+                one on this machine.
+            homes: number of actors; by default the number of the cluster's CPUs, and never more than there are clients.
+            options: of these actors, as Ray names them, for example `num_gpus=0.25`.
+        """
+        require_extra("ray", "a run on Ray", "ray")
+        if homes < 0:
+            raise UserError(f"homes is {homes}: give 1 or more, or leave it out for one for each CPU of the cluster")
+        self._address, self._count = address, homes
+        self._options = {"num_cpus": 0, "scheduling_strategy": "SPREAD", "max_restarts": 0, "max_task_retries": 0}
+        self._options |= options
+        self._homes: list[Any] = []
+
+    def __call__(self, start: Start) -> Transport:
+        """Make the transport that continues from `start`."""
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if not ray.is_initialized():
+            more = {"address": self._address} if self._address else {"num_cpus": core_count()}
+            try:
+                ray.init(include_dashboard=None if self._address else False, log_to_driver=False, **more)
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                line = " ".join(str(error).split())[:200]
+                raise UserError(f"no Ray cluster at {self._address or 'this machine'} ({line}): start it") from None
+        elif self._address not in ("", "auto", at := ray.get_runtime_context().gcs_address):
+            raise UserError(f"this process is connected to the Ray cluster at {at}: leave out {self._address}")
+        count = self._count or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        return _Ray(start, self._begun(start, min(count, len(start.clients))))
+
+    def _begun(self, start: Start, count: int) -> list[Any]:
+        """Return so many homes that have begun the run, with new ones in place of those that died."""
+        mark = None
+        if start.folder is not None:
+            start.folder.mkdir(parents=True, exist_ok=True)
+            mark = start.folder / f".{uuid4().hex}.tmp"
+            mark.touch()
+        try:
+            about = ray.put(start)
+            for _ in range(_TRIES):
+                make = ray.remote(Home).options(**self._options).remote
+                self._homes += [make() for _ in range(count - len(self._homes))]
+                began = [(home, home.begin.remote(about, mark)) for home in self._homes[:count]]
+                dead = [home for home, beginning in began if not _lives(beginning)]
+                if not dead:
+                    return self._homes[:count]
+                self._homes = [home for home in self._homes if home not in dead]
+        finally:
+            if mark is not None:
+                mark.unlink()
+        raise UserError("actors of the Ray cluster die as soon as they begin (out of memory?): use fewer homes")
+
+
+class _Ray(Transport):
+    """A transport whose clients are in homes."""
+
+    def __init__(self, start: Start, homes: list[Any]) -> None:
+        self._start, self._homes = start, homes
+        self._places = {client: i % len(homes) for i, client in enumerate(start.clients)}
+        self._running: dict[Ref[Any], Any] = {}  # tasks of this step
+        self._done: dict[Ref[Any], Done] = {}
+        self._moved: dict[Ref[Any], Any] = {}  # values in the object store, of this step
+        self._live = by_owner(live_refs(start.state))
+        folder = start.folder
+        # A process that died between writing the state and `settle` left values behind at any client.
+        self._touched = {path.name for path in folder.iterdir()} if folder is not None and folder.exists() else set()
+        self._written = dict(start.written or {})
+        if start.written is None:
+            self._written = {client: str(start.store(client).written) for client in self._touched}
+
+    def submit(self, request: Request) -> None:
+        """Start a task at its home."""
+        here = self._places[request.client]
+        foreign = [r for r in dict.fromkeys(refs(request.args)) if r.owner != EVERYONE]
+        foreign = [r for r in foreign if self._places[r.owner] != here]
+        values = [self._object(ref) for ref in foreign]  # as arguments of their own, so that they go straight there
+        given = (request.step, request.call, request.client, request.task, wire.encode(list(request.args)))
+        self._running[Ref(request.client, request.key)] = self._homes[here].task.remote(*given, foreign, *values)
+        self._touched.add(request.client)
+
+    def value(self, ref: Ref[Any]) -> Any:
+        """Bring a value here."""
+        if ref == INITIAL:
+            return self._start.initial()
+        self._finish(ref)
+        kind = payload_types(self._start.setup.method, ref.key.split("-", 2)[2])[1]
+        return wire.decode(_got(self._object(ref)), kind)
+
+    def size(self, ref: Ref[Any]) -> int:
+        """Return the size of a value, which stays where it is."""
+        if ref == INITIAL:
+            return super().size(ref)
+        self._finish(ref)
+        if ref in self._done:
+            return self._done[ref].size
+        return int(_got(self._home(ref.owner).size.remote(ref.owner, ref.key)))
+
+    def commit(self, step: int, live: frozenset[Ref[Any]]) -> Work:
+        """Wait for all tasks, and write what the state after `step` steps needs."""
+        for ref in list(self._running):
+            self._finish(ref)
+        keys = by_owner(live)
+        told = self._each(self._touched | set(keys), keys, lambda home, its: home.commit.remote(step, its))
+        for written in told:
+            self._written |= {client: str(when) for client, when in written.items()}
+        self._touched |= set(self._live) | set(keys)
+        self._live = keys
+        work = Work()
+        for done in self._done.values():
+            work.add(Work(done.forward, done.backward))
+        return work
+
+    def written(self) -> Mapping[str, str]:
+        """Return after how many steps each client's private state was last written."""
+        return self._written
+
+    def trained(self) -> Mapping[str, Weights]:
+        """Return the model that each client trained last in this step, if the run measures it."""
+        found = {ref.owner: wire.decode(done.trained, Optional[Weights]) for ref, done in self._done.items()}  # noqa: UP045
+        return {client: model for client, model in found.items() if model is not None}
+
+    def settle(self) -> None:
+        """Delete what only the state before needed."""
+        self._each(self._touched, self._live, lambda home, its: home.settle.remote(its))
+        self._touched, self._done, self._moved = set(), {}, {}
+
+    def _each(self, clients: Iterable[str], keys: Keys, ask: Callable[[Any, Keys], Any]) -> list[Any]:
+        """Ask each home once, about those of `clients` that it has, and wait for all."""
+        parts: dict[int, dict[str, set[str]]] = {}
+        for client in clients:
+            parts.setdefault(self._places[client], {})[client] = keys.get(client, set())
+        return [_got(asked) for asked in [ask(self._homes[i], part) for i, part in parts.items()]]
+
+    def _home(self, client: str) -> Any:
+        return self._homes[self._places[client]]
+
+    def _object(self, ref: Ref[Any]) -> Any:
+        """Return Ray's reference to an encoded value; the bytes go to where it is used."""
+        if ref not in self._moved:
+            self._moved[ref] = self._home(ref.owner).value.remote(ref.owner, ref.key)
+        return self._moved[ref]
+
+    def _finish(self, ref: Ref[Any]) -> None:
+        """Wait for the task behind `ref`, if it runs."""
+        if ref in self._running:
+            self._done[ref] = _got(self._running.pop(ref))
+
+
+def _lives(beginning: Any) -> bool:
+    """Wait until a home has begun; return whether it did not die."""
+    try:
+        _got(beginning)
+    except Interrupted:
+        return False
+    return True
+
+
+def _got(asked: Any) -> Any:
+    """Wait for what a home returns.
+
+    Raises:
+        Interrupted: a home or a node died.
+    """
+    try:
+        return ray.get(asked)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, ray.exceptions.RayError):
+            raise _interrupted(error.cause) from None
+        raise error.cause from None
+    except ray.exceptions.RayError as error:
+        raise _interrupted(error) from None
+
+
+def _interrupted(error: Exception) -> Interrupted:
+    return Interrupted(f"a process of the Ray cluster died ({type(error).__name__})")
