@@ -34,6 +34,7 @@ def test_with_all_times_they_are_those_of_lifelines() -> None:
         at = [curve.times.index(time) for time in wanted["times"]]
         for what in ("survival", "low", "high"):
             assert [getattr(curve, what)[k] for k in at] == pytest.approx(wanted[what], abs=1e-6)
+        assert not any(curve.error)
         ends = [float("inf") if end is None else end for end in (curve.median, curve.median_low, curve.median_high)]
         assert ends == wanted["median"]
 
@@ -44,8 +45,8 @@ def test_a_coarse_grid_is_off_by_less_than_it_says() -> None:
     exact = REFERENCE["curves"]["all"]
     for k, time in enumerate(grid):
         true = [s for s, t in zip(exact["survival"], exact["times"], strict=True) if t <= time][-1]
-        assert curve.survival[k] - curve.error[k] - 1e-12 <= true <= curve.survival[k] + 1e-12
-        assert curve.error[k] < 0.15
+        assert abs(curve.survival[k] - true) <= curve.error[k] < 0.1
+        assert curve.survival[k] == pytest.approx(true, abs=0.02)
     assert any(error > 0.01 for error in curve.error)
 
 
@@ -54,14 +55,16 @@ def test_no_number_of_a_silo_is_small() -> None:
     grid = sorted(set(Y["all"][:, 0]))
     for name, one in told(grid, 10).items():
         assert 2 <= len(one.times) < len(grid)
-        assert all(n == 0 or n >= 10 for n in (*one.events, *one.censored, one.later))
-        assert sum(one.events) + sum(one.censored) + one.later == len(Y[name])
+        assert all(n == 0 or n >= 10 for n in (*one.events, *one.before, *one.at, one.later))
+        assert sum(one.events) + sum(one.before) + sum(one.at) + one.later == len(Y[name])
         same = Followed.of(Y[name], one.times, 1)
-        assert (same.events, same.censored) == (one.events, one.censored)
+        assert same.events == one.events
+        assert [a + b for a, b in zip(same.before, same.at, strict=True)] == [
+            a + b for a, b in zip(one.before, one.at, strict=True)
+        ]
     both = curves.compared("days", told(grid, 10)).curves
     assert set(both["all"].times) == set(both["a"].times) & set(both["b"].times)
-    full = Curve.of(Followed.of(Y["all"], both["all"].times, 1))
-    assert both["all"] == full
+    assert both["all"].at_risk == Curve.of(Followed.of(Y["all"], both["all"].times, 1)).at_risk
 
 
 def test_wrong_grids_are_refused() -> None:
@@ -107,7 +110,7 @@ def test_the_command_shows_them(tmp_path: Path, command: Callable[..., tuple[int
     code, said = command("data", "--silos", *files, *flags)
     assert not code, said
     k = REFERENCE["curves"]["all"]["times"].index(400)
-    assert "log-rank between silos" in said
+    assert "log-rank between silos: " in said
     assert f"{100 * REFERENCE['curves']['all']['survival'][k]:.0f}." in said
     code, said = command("data", "--silos", *files, *flags, "--json")
     assert not code, said

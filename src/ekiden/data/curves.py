@@ -22,59 +22,76 @@ class Followed(Checked):
     """How many rows of a silo had the event between some times, or were last seen without it.
 
     Attributes:
-        times: ascending; a row counts at the first of these times that is not before its own.
-        events: rows that had the event.
-        censored: rows that were last seen without it.
+        times: ascending.
+        events: rows that had the event after the time before, and not later than this one.
+        before: rows that were last seen without it after the time before, and before this one.
+        at: rows that were last seen without it at this time.
         later: rows whose time is after the last of these times.
     """
 
     times: tuple[Positive, ...]
     events: tuple[CountOrZero, ...]
-    censored: tuple[CountOrZero, ...]
+    before: tuple[CountOrZero, ...]
+    at: tuple[CountOrZero, ...]
     later: CountOrZero
 
     def __post_init__(self) -> None:
         ascending = all(a < b for a, b in zip(self.times, self.times[1:], strict=False))
-        if not ascending or not len(self.times) == len(self.events) == len(self.censored):
-            raise UserError("times must be in ascending order, each with its number of events: such as 90 180 365")
+        if not ascending or not len(self.times) == len(self.events) == len(self.before) == len(self.at):
+            raise UserError("times must be in ascending order, each with its numbers of rows: such as 90 180 365")
 
     @staticmethod
     def of(y: Numbers, times: Sequence[float], least: int) -> "Followed":
         """Count rows (n, 2) of time and event; each number is 0, or `least` or more.
 
-        Times between which there are fewer rows are left out, so that their rows count at a later time.
+        Times between which there are fewer rows are left out, so that their rows count at a later time. Fewer rows that
+        were last seen at a time count as last seen before it.
         """
-        grid = Followed(tuple(times), (0,) * len(times), (0,) * len(times), 0).times
-        place = np.searchsorted(np.array(grid, dtype=np.float64), y[:, 0])
-        each = [np.bincount(place[y[:, 1] == event], minlength=len(grid) + 1) for event in (1, 0)]
-        kept, left, events, censored = list[tuple[float, int, int]](), len(y), 0, 0
-        for k, time in enumerate(grid):
-            events, censored = events + int(each[0][k]), censored + int(each[1][k])
-            if all(n == 0 or n >= least for n in (events, censored, left - events - censored)):
-                kept.append((time, events, censored))
-                left, events, censored = left - events - censored, 0, 0
+        none = (0,) * len(times)
+        grid = np.array(Followed(tuple(times), none, none, none, 0).times, dtype=np.float64)
+        place, event = np.searchsorted(grid, y[:, 0]), y[:, 1] > 0
+        exact = np.isin(y[:, 0], grid)
+        each = [
+            np.bincount(place[rows], minlength=len(grid) + 1).tolist()
+            for rows in (event, ~event & ~exact, ~event & exact)
+        ]
+        kept, left, events, before, at = list[tuple[float, int, int, int]](), len(y), 0, 0, 0
+        for time, with_event, inside, here in zip(grid.tolist(), *each, strict=False):
+            events, before, at = events + with_event, before + at + inside, here
+            found = (events, before, at) if at >= least else (events, before + at, 0)
+            if all(n == 0 or n >= least for n in (*found, left - sum(found))):
+                kept.append((time, *found))
+                left, events, before, at = left - sum(found), 0, 0, 0
         return Followed(
-            tuple(time for time, _, _ in kept),
-            tuple(events for _, events, _ in kept),
-            tuple(censored for _, _, censored in kept),
+            tuple(row[0] for row in kept),
+            tuple(row[1] for row in kept),
+            tuple(row[2] for row in kept),
+            tuple(row[3] for row in kept),
             left if left >= least else 0,
         )
 
-    def at(self, times: Sequence[float]) -> "Followed":
-        """Return the same rows, counted at some of the times only."""
+    def only(self, times: Sequence[float]) -> "Followed":
+        """Return the same rows, counted at some of the times."""
         place = np.searchsorted(np.array(times), self.times)
-        events, censored = (
-            np.bincount(place, counts, len(times) + 1).astype(int)[: len(times)].tolist()
-            for counts in (self.events, self.censored)
+        events, gone = (
+            np.bincount(place, counts, len(times) + 1).astype(int)[: len(times)]
+            for counts in (np.array(self.events), np.array(self.before) + np.array(self.at))
         )
-        rows = sum(self.events) + sum(self.censored) + self.later
-        return Followed(tuple(times), tuple(events), tuple(censored), rows - sum(events) - sum(censored))
+        at = np.array([self.at[self.times.index(time)] for time in times], dtype=int)
+        rows = sum(self.events) + sum(self.before) + sum(self.at) + self.later
+        later = rows - int(events.sum() + gone.sum())
+        return Followed(tuple(times), tuple(events.tolist()), tuple((gone - at).tolist()), tuple(at.tolist()), later)
 
     @property
     def at_risk(self) -> Numbers:
         """Rows that are still followed after the time before."""
-        gone = np.array(self.events) + np.array(self.censored)
+        gone = np.array(self.events) + np.array(self.before) + np.array(self.at)
         return np.asarray(self.later + gone[::-1].cumsum()[::-1], dtype=np.float64)
+
+    @property
+    def exposed(self) -> Numbers:
+        """The same, without half of those last seen before each time."""
+        return np.asarray(self.at_risk - np.array(self.before) / 2)
 
 
 @dataclass(frozen=True)
@@ -82,8 +99,8 @@ class Curve:
     """The Kaplan-Meier estimate at some times.
 
     Edward Kaplan, Paul Meier: Nonparametric estimation from incomplete observations. JASA, 1958. The variance is
-    Greenwood's, on the scale of ln(-ln S). Rows that were last seen between two times count as followed up to the later
-    one. So each estimate is the highest that the counts allow.
+    Greenwood's, on the scale of ln(-ln S). Of rows that were last seen between two times, half count as followed up to
+    the later one, as in a life table.
 
     Attributes:
         times: as counted.
@@ -92,7 +109,7 @@ class Curve:
         survival: share that has not had the event at this time.
         low: lower end of its 95 % interval.
         high: upper end.
-        error: how much lower the estimate from the rows themselves can be.
+        error: how far off the estimate from the rows themselves can be.
         median: first of the times at which half have had the event; None if there is none.
         median_low: lower end of its 95 % interval.
         median_high: upper end.
@@ -112,10 +129,10 @@ class Curve:
     @staticmethod
     def of(told: Followed) -> "Curve":
         """Return the curve that follows from counts."""
-        n, d, c = told.at_risk, np.array(told.events, dtype=float), np.array(told.censored, dtype=float)
+        n, d = told.exposed, np.array(told.events, dtype=float)
+        half = told.at_risk - n
         with np.errstate(divide="ignore", invalid="ignore"):
-            survival = np.where(n > 0, 1 - d / n, 1).cumprod()
-            least = np.where(n > c, 1 - d / (n - c), 1).cumprod()
+            least, survival, most = (np.where(d > 0, 1 - d / (n + by), 1).cumprod() for by in (-half, 0, half))
             spread = _Z * np.sqrt(np.where(d > 0, d / (n * (n - d)), 0).cumsum()) / np.log(survival)
             low, high = (
                 np.where((survival > 0) & (survival < 1), survival ** np.exp(s * spread), survival) for s in (-1, 1)
@@ -123,23 +140,24 @@ class Curve:
         middle, soonest, latest = (_first(told.times, values <= 0.5) for values in (survival, low, high))
         return Curve(
             told.times,
-            tuple(map(int, n)),
+            tuple(map(int, told.at_risk)),
             tuple(map(int, d)),
             tuple(map(float, survival)),
             tuple(map(float, low)),
             tuple(map(float, high)),
-            tuple(map(float, survival - least)),
+            tuple(map(float, np.maximum(survival - least, most - survival))),
             middle,
             soonest,
             latest,
         )
 
     def shown(self, time: float) -> str:
-        """Return survival and interval at a time, in percent."""
+        """Return survival, interval and error at a time, in percent."""
         if time not in self.times:
             return "-"
         k = self.times.index(time)
-        return f"{100 * self.survival[k]:.1f} ({100 * self.low[k]:.1f} to {100 * self.high[k]:.1f})"
+        off = f" ±{100 * self.error[k]:.1f}" if self.error[k] >= 0.0005 else ""
+        return f"{100 * self.survival[k]:.1f} ({100 * self.low[k]:.1f} to {100 * self.high[k]:.1f}){off}"
 
 
 def _first(times: Sequence[float], reached: NDArray[np.bool_]) -> float | None:
@@ -168,10 +186,9 @@ class Compared:
 
     def drawn(self) -> Table:
         """Return the table for the terminal."""
-        off = max((error for curve in self.curves.values() for error in curve.error), default=0.0)
-        test = "" if self.p is None else f"log-rank between silos {self.statistic:.2f}, p {self.p:.3g}; "
-        off_by = f"the rows themselves may give up to {100 * off:.1f} less" if off else ""
-        table = Table(title="survival %, 95 % interval", title_justify="left", caption=test + off_by)
+        test = "" if self.p is None else f"log-rank between silos: {self.statistic:.2f}, p {self.p:.3g}"
+        title = "survival %, 95 % interval, how far off it can be"
+        table = Table(title=title, title_justify="left", caption=test, caption_justify="left")
         for name in (self.name, *self.curves):
             table.add_column(name, justify="right")
         for time in sorted({time for curve in self.curves.values() for time in curve.times}):
@@ -179,7 +196,7 @@ class Compared:
         medians = ((curve.median, curve.median_low, curve.median_high) for curve in self.curves.values())
         ends = (["-" if end is None else f"{end:g}" for end in each] for each in medians)
         table.add_row("events", *(f"{sum(curve.events):,}" for curve in self.curves.values()))
-        table.add_row("median, at most", *(f"{middle} ({low} to {high})" for middle, low, high in ends))
+        table.add_row("median", *(f"{middle} ({low} to {high})" for middle, low, high in ends))
         return table
 
 
@@ -193,9 +210,11 @@ def compared(name: str, silos: Mapping[str, Followed]) -> Compared:
     common = sorted(set.intersection(*(set(one.times) for one in silos.values())))
     if not common:
         raise UserError(f"no time of {name} has enough rows at all silos: choose fewer times")
-    each = [one.at(common) for one in silos.values()]
-    events, censored = (np.sum([getattr(one, what) for one in each], 0).tolist() for what in ("events", "censored"))
-    whole = Followed(tuple(common), tuple(events), tuple(censored), sum(one.later for one in each))
+    each = [one.only(common) for one in silos.values()]
+    events, before, at = (
+        tuple(np.sum([getattr(one, what) for one in each], 0).tolist()) for what in ("events", "before", "at")
+    )
+    whole = Followed(tuple(common), events, before, at, sum(one.later for one in each))
     curves = {ALL: whole} | dict(silos)
     return Compared(name, {key: Curve.of(one) for key, one in curves.items()}, *_log_rank(each))
 
@@ -205,7 +224,7 @@ def _log_rank(silos: Sequence[Followed]) -> tuple[float | None, float | None]:
 
     Nathan Mantel: Evaluation of survival data and two new rank order statistics. Cancer Chemotherapy Reports, 1966.
     """
-    n, d = np.stack([one.at_risk for one in silos]), np.array([one.events for one in silos], dtype=float)
+    n, d = np.stack([one.exposed for one in silos]), np.array([one.events for one in silos], dtype=float)
     used = n.sum(0) > 1
     n, d = n[:, used], d[:, used]
     share, total, deaths = n / n.sum(0), n.sum(0), d.sum(0)

@@ -478,7 +478,7 @@ def about(model: LoadedModel, *, named: bool) -> dict[str, Any]:
         "inputs": to_json(model.inputs) | {"shape": list(model.shape)},
         "takes": takes(model, named=named),
         "normalisation": {"mean": list(model.mean), "std": list(model.std), "inside": True},
-        "outputs": "values" if isinstance(model.task, Regression) else "logits",
+        "outputs": {"regression": "values", "survival": "log hazards"}.get(model.task.kind, "logits"),
         **({"recalibration": {"inside": True, **model.recalibration.to_json()}} if model.recalibration else {}),
     }
 
