@@ -1,5 +1,6 @@
 """What the cells of a table mean, however they are stored."""
 
+import re
 import string
 from collections.abc import Callable
 from pathlib import Path
@@ -126,6 +127,56 @@ def test_one_table_stored_in_every_way_is_the_same_data_set(tmp_path: Path, rows
         for one, other in ((data.dataset.train, first.dataset.train), (data.dataset.test, first.dataset.test)):
             assert torch.equal(one.x, other.x), how
             assert torch.equal(one.y, other.y), how
+
+
+PLACES = st.integers(0, 29)
+
+
+@settings(deadline=None, max_examples=10)
+@given(PLACES, st.sampled_from(["n.d.", "<5", "see note", "12 mg", "\u2014"]), st.integers(1, 3))
+def test_an_odd_word_anywhere_in_numbers_is_refused_with_its_row(place: int, word: str, times: int) -> None:
+    odd = sorted((place + 7 * k) % 30 for k in range(times))
+    cells = [word if k in odd else str(1 + 0.5 * k) for k in range(30)]
+    refuses(rf"column 'v' .*{re.escape(repr(word))} in row {odd[0]} ", lambda: column(cells))
+    assert np.isnan(read(column(cells, missing=word))).sum() == times
+
+
+@settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(PLACES, st.sampled_from([",", "."]))
+def test_one_number_anywhere_decides_on_the_decimal_sign(tmp_path: Path, place: int, sign: str) -> None:
+    other = "." if sign == "," else ","
+    cells = [f"1{sign}5" if k == place else f"{k + 1}{other}500" for k in range(30)]  # 2.500 may have thousands
+    numbers = sorted(1.5 if k == place else (k + 1) * 1000.0 + 500 for k in range(30))
+    assert read(in_csv(tmp_path, cells, ";")) == pytest.approx(numbers)
+
+
+@pytest.mark.filterwarnings("ignore::ekiden.base.errors.DataWarning")
+@settings(deadline=None, max_examples=10)
+@given(st.permutations(["01", "1", "001", "10"]))
+@pytest.mark.parametrize("role", ["label_column", "group_column", "domain_column", "subject_column", "v"])
+def test_codes_in_every_role_are_the_names_that_are_written(role: str, codes: list[str]) -> None:
+    rows = {"v": [0.1 * k for k in range(80)], "label": ["ab"[k % 2] for k in range(80)], "code": codes * 20}
+    if role == "label_column":
+        rows.pop("label")
+    option: dict[str, Any] = {"categorical_columns": "code"} if role == "v" else {role: "code"}
+    data = load(rows, **option)
+    known = {"label_column": data.classes, "group_column": data.groups, "domain_column": data.domains}
+    if role == "subject_column":
+        assert data.train.subject is not None
+        assert data.test.subject is not None
+        assert len({*data.train.subject.tolist(), *data.test.subject.tolist()}) == 4
+    else:
+        found = Table.of(data.inputs).vocabularies[0] if role == "v" else known[role]
+        assert sorted(found) == sorted(codes)
+
+
+@settings(deadline=None, max_examples=10)
+@given(st.sets(PLACES, min_size=1, max_size=4), st.sampled_from([-999.0, 9999.0, -99.0, 99999.0]), st.integers(0, 9))
+def test_a_number_far_from_the_others_is_named_wherever_it_is(places: set[int], mark: float, seed: int) -> None:
+    values = np.random.default_rng(seed).uniform(1, 90, size=30)
+    values[[*places]] = mark
+    with pytest.warns(DataWarning, match=rf"'v' .* holds {mark:g} in {len(places)} row"):
+        column(values.tolist())
 
 
 def test_decimals_and_times_with_zones_are_those_of_floats_and_utc() -> None:

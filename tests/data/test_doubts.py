@@ -1,6 +1,7 @@
 """What looks wrong in data is said in one line: ids among features, small silos, and samples that are twice."""
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from PIL import Image
 
 import ekiden
 from ekiden.base.errors import DataWarning, UserError
@@ -29,12 +31,16 @@ def visits(patients: int = 30, each: int = 10, seed: int = 0) -> Rows:
     }
 
 
-def lines(rows: Any, **columns: Any) -> list[str]:
-    """Load rows, and return what was said about them."""
+def _said(call: Callable[[], object]) -> list[str]:
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        ekiden.load(rows, **columns)
+        call()
     return [str(w.message) for w in seen if issubclass(w.category, DataWarning)]
+
+
+def lines(rows: Any, **columns: Any) -> list[str]:
+    """Load rows, and return what was said about them."""
+    return _said(lambda: ekiden.load(rows, **columns))
 
 
 @pytest.mark.parametrize(
@@ -221,3 +227,82 @@ def test_features_that_only_go_with_the_label_are_not_copies() -> None:
         ekiden.load(table)
         few = pandas.DataFrame({"twin": [1.0, 2.0] * 5, "age": draw.normal(size=10), "label": ["a", "b"] * 5})
         ekiden.load(few, min_count=1)
+
+
+@pytest.mark.parametrize("start", [0, 1])
+@pytest.mark.parametrize("several", [False, True])
+def test_a_column_that_counts_rows_is_named(start: int, several: bool) -> None:
+    draw = np.random.default_rng(0)
+    counts = [draw.permutation(np.arange(start, start + 40)) for _ in range(2)]
+
+    def said(change: Callable[[Any], Any]) -> list[str]:
+        silos = [{"n": change(n), "v": draw.normal(size=40), "label": ["p", "q"] * 20} for n in counts]
+        return _said(lambda: ekiden.federate(silos) if several else ekiden.load(silos[0]))
+
+    (line,) = said(lambda n: n)
+    assert "column 'n' " in line
+    assert "counts rows" in line
+    assert "drop_columns='n'" in line
+    assert not said(lambda n: n + 2)
+    assert not said(lambda n: n * 2)
+
+
+@pytest.mark.parametrize("majority", [0.5, 0.9])
+def test_a_feature_that_nearly_tells_the_label_is_named(majority: float) -> None:
+    draw = np.random.default_rng(0)
+    y = (draw.random(2000) > majority).astype(int)
+    wrong = y.copy()
+    wrong[:3] = 1 - wrong[:3]  # 0.15 % of the rows
+    often = np.where(np.arange(2000) % 50 == 0, 1 - y, y)
+    rows = {"outcome": [f"o{k}" for k in wrong], "often": often, "v": draw.normal(size=2000), "label": y}
+    (line,) = lines(rows)
+    assert line.startswith("column 'outcome' (99.8")
+    assert "tells the label 'label' in nearly all" in line
+    rare, other = (np.isin(np.arange(2000), ones).astype(int) for ones in (range(8), range(6, 14)))
+    assert not lines({"v": rows["v"], "w": other, "label": rare})  # hardly better than the commonest class
+
+
+def test_a_number_that_is_nearly_the_target_is_named() -> None:
+    draw = np.random.default_rng(0)
+    y = draw.normal(size=1000)
+    (line,) = lines({"a": np.where(np.arange(1000) < 3, 0, y), "b": y + draw.normal(size=1000), "label": y})
+    assert line.startswith("column 'a' (99.75 %)")
+
+
+@pytest.mark.parametrize(
+    ("rare", "common", "named"),
+    [
+        ("benigm", "benign", True),
+        ("tumour", "tumor", True),
+        ("normals", "normal", True),
+        ("atypical", "typical", False),
+        ("grade_a", "grade_b", False),
+        ("stage1", "stage2", False),
+        ("cat", "car", False),
+    ],
+)
+def test_classes_that_differ_by_one_letter_are_named(rare: str, common: str, named: bool) -> None:
+    v = np.random.default_rng(0).normal(size=200)
+    labels = [rare if k % 10 == 0 else common if k % 2 else "other" for k in range(200)]
+    said = lines({"v": v, "label": labels})
+    assert [f"class {rare!r} is nearly {common!r}" in line for line in said] == [True] * named
+    assert not lines({"v": v, "label": [[rare, common][k % 2] for k in range(200)]})
+
+
+def test_patients_in_names_of_files_are_a_hint(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 4, 4), dtype=np.uint8)
+
+    def said(name: str) -> list[str]:
+        folder = tmp_path / name.partition("{")[0]
+        for k, image in enumerate(pixels):
+            file = folder / "ab"[k % 2] / f"{name.format(k // 4, k)}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(file)
+        return lines(folder)
+
+    (line,) = said("patient{}_{}")
+    assert "48 images of" in line
+    assert "12 ways, such as patient0:" in line
+    assert "subject_column" in line
+    assert not said("img_{1}")
+    assert not said("x{1}")

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import combinations
+from itertools import combinations, permutations
 from math import exp, log
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,10 @@ _IMPROBABLE = 0.01
 _SEVERAL = 0.01  # share of test rows that equal a training row
 FEATURES = 2  # of a sample; rows of a single number are equal by chance
 _COPIED = 20  # rows from which a column that equals the label is hardly chance
+_AGREES = 0.995  # share of rows in which a feature tells the label
+_MOST_NAMES = 200  # classes whose names are compared
+_SHORTEST = 5  # letters of a name that may hold a slip
+_MOST = 0.8  # share of files with names that begin alike
 _UNKNOWN = {"unknown", "unk", "missing", "not available", "not known", "undefined", "n.d.", "n.a.", "tbd", "-", "--"}
 _MARK = re.compile(r"-?(7{2,}|8{2,}|9+)|-[78]")
 _PEEK = 512  # rows that are looked at first
@@ -83,9 +87,10 @@ def _ids(seen: SeenData) -> Iterator[str]:
         for field in raws[0].images.schema
         if DATE not in (field.metadata or {}) and all(field.name in raw.images.column_names for raw in raws)
     ]
-    found = []
+    found, numbers = list[str](), list[str]()
     for name in shared:
         columns = [raw.images[name] for raw in raws]
+        numbers += [repr(name)] * (_count_rows(columns) and not _named_id(name))
         values = [pc.unique(column).drop_null() for column in columns]
         different = len({value for part in values for value in part.to_pylist()})
         named = _named_id(name) and _may_be_id(columns)
@@ -98,6 +103,22 @@ def _ids(seen: SeenData) -> Iterator[str]:
             f"{'look like ids' if several else 'looks like an id'}, which a model learns by heart: leave out ids "
             f"(--drop-columns={first!r}), and name the column of patients, writers or devices by --subject-column"
         )
+    if numbers:
+        yield (
+            f"column {listed(numbers)} of {raws[0].source} counts rows, so it tells their order and nothing else: "
+            f"leave out row numbers (--drop-columns={numbers[0]})"
+        )
+
+
+def _count_rows(columns: Sequence[Any]) -> bool:
+    """Return whether values are 0, 1, 2, ... or 1, 2, 3, ..., in each source or in all together, in any order."""
+    if not all(pa.types.is_floating(column.type) for column in columns):
+        return False
+    values = [np.sort(column.to_numpy()) for column in columns]
+    for parts in (values, [np.sort(np.concatenate(values))]):
+        if all(len(v) >= _COPIED and (v - v[0] == np.arange(len(v))).all() and v[0] in (0, 1) for v in parts):
+            return True
+    return False
 
 
 def _times_without_events(seen: SeenData) -> Iterator[str]:
@@ -157,8 +178,15 @@ def _copied_labels(seen: SeenData) -> Iterator[str]:
             continue
         copies = [k for k in _like(values[:_PEEK], label[:_PEEK], numbers) if _like(values[:, [k]], label, numbers)]
         copies = [k for k in copies if k < x.shape[1] or gaps[k - x.shape[1]] not in copies]
+        what = f"the label {labels[target]!r}" if target < len(labels) else "the label"
+        near = {k: s for k in range(x.shape[1]) if k not in copies and (s := _agreement(values[:, k], label, numbers))}
+        if near:
+            shown = listed(f"{names[k]} ({100 * share:.2f} %)" for k, share in near.items())
+            yield (
+                f"{shown} of {dataset.name} tells {what} in nearly all training rows: check that it is known before "
+                "the label is, or leave it out"
+            )
         if copies:
-            what = f"the label {labels[target]!r}" if target < len(labels) else "the label"
             are, them = ("are", "them") if len(copies) > 1 else ("is", "it")
             drop = " with --drop-columns" if dataset.inputs.agreed else ""
             yield (
@@ -181,6 +209,26 @@ def _like(values: NDArray[np.float64], label: NDArray[np.float64], numbers: bool
     return [int(k) for k in np.flatnonzero(moved.all(axis=0)) if len(np.unique(first[:, k])) == len(first)]
 
 
+def _agreement(column: NDArray[np.float64], label: NDArray[np.float64], numbers: bool) -> float:
+    """Return in which share of rows a column with few values tells the class, or is the number to predict; 0 if in few.
+
+    That is at most 99.5 %, or hardly more than the commonest class has.
+    """
+    if numbers:
+        share = float((column.astype(np.float32) == label.astype(np.float32)).mean())
+        return share if share > _AGREES else 0.0
+    kinds, codes = np.unique(label, return_inverse=True)
+    if len(np.unique(column[:_PEEK])) > len(kinds) + 1:  # one for a missing value
+        return 0.0
+    values, places = np.unique(column, return_inverse=True)
+    if not 2 <= len(values) <= len(kinds) + 1:
+        return 0.0
+    table = np.zeros((len(values), len(kinds)))
+    np.add.at(table, (places, codes), 1)
+    share, guess = table.max(axis=1).sum() / len(label), table.sum(axis=0).max() / len(label)
+    return float(share) if share > _AGREES and 1 - share < (1 - guess) / 2 else 0.0
+
+
 def _names_of_missing(seen: SeenData) -> Iterator[str]:
     """Name classes, groups, domains and subjects that probably mark missing values: unknown, -999, 99."""
     made, raws = seen.data, seen.raws
@@ -198,6 +246,52 @@ def _names_of_missing(seen: SeenData) -> Iterator[str]:
                 f"{what} {listed(map(repr, found))} of {raws[0].source} seems to mark missing values: leave such rows "
                 "out, or say so with --missing"
             )
+
+
+def _nearly_alike(seen: SeenData) -> Iterator[str]:
+    """Name a class that differs from a more common one by one letter, so that it may be a slip."""
+    data = seen.data
+    if not isinstance(data.task, Classification) or len(data.classes) > _MOST_NAMES:
+        return
+    rows = data.task.counts(torch.cat([data.train.y, data.test.y]), len(data.classes)).tolist()
+    pairs = [
+        (one, other)
+        for (one, few), (other, many) in permutations(zip(data.classes, rows, strict=True), 2)
+        if 2 * few <= many and _one_letter(one, other)
+    ]
+    if pairs:
+        yield (
+            f"class {listed(f'{one!r} is nearly {other!r}' for one, other in pairs)} in {seen.raws[0].source}: correct "
+            "it if it is a slip"
+        )
+
+
+def _one_letter(one: str, other: str) -> bool:
+    """Return whether words differ by one letter that is missing, too many, or another; atypical is not typical."""
+    short, long = sorted((one.casefold(), other.casefold()), key=len)
+    at = next((k for k, letter in enumerate(short) if letter != long[k]), len(short))
+    same = len(short) == len(long)
+    if len(short) < _SHORTEST or short == long or short[at + same :] != long[at + 1 :]:
+        return False
+    letters = long[at].isalpha() and (short[at].isalpha() if same else at > 0)
+    return letters and (long[at - 1 : at].isalpha() or long[at + 1 : at + 2].isalpha())
+
+
+def _names_of_files(seen: SeenData) -> Iterator[str]:
+    """Say that files may be named after patients: most share what comes before the last number with a few others."""
+    raws = seen.raws
+    if any(raw.subject is not None or not isinstance(raw.images, list) for raw in raws):
+        return
+    stems = [one.stem for raw in raws for one in raw.images if isinstance(one, Path)]
+    found = Counter(m[1] for stem in stems if (m := re.fullmatch(r"(.*\d.*)[ _.-][^ _.-]*", stem)))
+    several = {name: n for name, n in found.items() if n > 1}
+    if len(several) >= _FEW and sum(several.values()) >= _MOST * len(stems):
+        name = next(iter(several))
+        yield (
+            f"{sum(several.values()):,} images of {raws[0].source} have names that begin in {len(several):,} ways, "
+            f"such as {name}: if these are patients, list the files in a table, and name the column of patients by "
+            "--subject-column, so that none is in training and in the test"
+        )
 
 
 def _slices_of_files(seen: SeenData) -> Iterator[str]:
@@ -326,8 +420,8 @@ def _rows_of_groups(seen: SeenData) -> Iterator[str]:
 
 
 _DOUBTS = (
-    *(_ids, _copied_labels, _times_without_events, _names_of_missing, _slices_of_files, _small_groups, _given_tests),
-    *(_rows_in_both, _classes_in_test_only, _rows_of_groups),
+    *(_ids, _copied_labels, _times_without_events, _names_of_missing, _nearly_alike, _slices_of_files, _names_of_files),
+    *(_small_groups, _given_tests, _rows_in_both, _classes_in_test_only, _rows_of_groups),
 )
 """what is looked for; each yields a line for what it finds"""
 
