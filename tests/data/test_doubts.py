@@ -236,7 +236,7 @@ def test_a_column_that_counts_rows_is_named(start: int, several: bool) -> None:
     counts = [draw.permutation(np.arange(start, start + 40)) for _ in range(2)]
 
     def said(change: Callable[[Any], Any]) -> list[str]:
-        silos = [{"n": change(n), "v": draw.normal(size=40), "label": ["p", "q"] * 20} for n in counts]
+        silos: list[Any] = [{"n": change(n), "v": draw.normal(size=40), "label": ["p", "q"] * 20} for n in counts]
         return _said(lambda: ekiden.federate(silos) if several else ekiden.load(silos[0]))
 
     (line,) = said(lambda n: n)
