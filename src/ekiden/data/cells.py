@@ -304,10 +304,11 @@ class Cells:
         if lost.any():
             raise UserError(f"{what} has no value in {row_text(int(np.argmax(lost)))}: give every row a time.")
         kind = column.type
-        if text and text.dated.all():
-            return _times(text.spread(self._microseconds(what, text)[0], 0), what)
-        if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-            return _times(stamps_of(column), what)
+        dated = text.dated.all() if text else pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+        if dated:
+            stamps = text.spread(self._microseconds(what, text)[0], 0) if text else stamps_of(column)
+            warn_of_marks(stamps / DAY, what, dates=True)
+            return stamps.view("datetime64[us]")
         if text and text.numbers[self.decimal].all():
             return text.spread(self._parsed(text), 0.0)
         if text:
@@ -487,12 +488,6 @@ class Cells:
             midnight = bool((stamps[stamps != LOST] % DAY == 0).all())
             return pa.array([None if s == LOST else iso(int(s), whole=midnight) for s in stamps], pa.large_string())
         raise UserError(self._line(name, kind, "it must hold integers or names (strings)"))
-
-
-def _times(stamps: NDArray[np.int64], what: str) -> NDArray[Any]:
-    """Return microseconds since 1970 (n,) as datetime64[us]."""
-    warn_of_marks(stamps / DAY, what, dates=True)
-    return stamps.view("datetime64[us]")
 
 
 def _look_like_dates(values: Floats) -> bool:

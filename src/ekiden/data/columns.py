@@ -251,7 +251,7 @@ def _meet_schema(table: Any, source: str, reading: Reading) -> None:
     if not reading.schema:
         return
     schema = schemas.read(reading.schema)
-    known = {name: _names(table, name, b"label_names") for name in schema.labels}
+    known = {name: _names(table, name, b"label_names") for name in schema.label_column}
     schemas.refuse(schemas.violations(table, source, schema, reading.writing, known), source)
     own = {*schema.columns, *reading.drop_columns, reading.group_column, reading.domain_column}
     if more := [name for name in table.column_names if name not in own]:

@@ -1,6 +1,6 @@
 """Show who holds what, as a table and as a picture; and describe the copies of the data that results were made with."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
@@ -87,12 +87,9 @@ def _range(dataset: Dataset) -> str:
         return f"{found}, after scaling to mean 0 and deviation 1 by all silos' training rows"
     parts = ["divided by 255"] * (x.dtype == torch.uint8)
     if any(dataset.mean) or any(s != 1 for s in dataset.std):
-        parts += [f"less mean {_few(dataset.mean)}", f"divided by {_few(dataset.std)}"]
+        mean, std = (", ".join(f"{value:.3g}" for value in values) for values in (dataset.mean, dataset.std))
+        parts += [f"less mean {mean}", f"divided by {std}"]
     return f"{found}, {', '.join(parts) or 'used as they are'}"
-
-
-def _few(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:.3g}" for value in values)
 
 
 def _labels(dataset: Dataset) -> str:

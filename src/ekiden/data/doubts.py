@@ -93,8 +93,9 @@ def _ids(seen: SeenData) -> Iterator[str]:
         numbers += [repr(name)] * (_count_rows(columns) and not _named_id(name))
         values = [pc.unique(column).drop_null() for column in columns]
         different = len({value for part in values for value in part.to_pylist()})
-        named = _named_id(name) and _may_be_id(columns)
-        if different > _FEW and (named or _differ_in_each_row(columns, different)):
+        rows = sum(len(column) - column.null_count for column in columns)
+        texts = all(is_text(column.type) for column in columns) and rows >= _MANY and different >= _NEARLY * rows
+        if different > _FEW and (texts or (_named_id(name) and all(map(_may_be_id, columns)))):
             found.append(f"{name!r} ({different:,} different values)")
     if found:
         several, first = len(found) > 1, found[0].split("'")[1]
@@ -140,23 +141,12 @@ def _named_id(name: str) -> bool:
     return bool(_ID.search(parted.lower()))
 
 
-def _may_be_id(columns: Sequence[Any]) -> bool:
+def _may_be_id(column: Any) -> bool:
     """Return whether values are texts or whole numbers."""
-
-    def whole(column: Any) -> bool:
-        if pa.types.is_floating(column.type):
-            values = column.drop_null().to_numpy()
-            return bool((values == np.floor(values)).all())
+    if not pa.types.is_floating(column.type):
         return not (pa.types.is_temporal(column.type) or pa.types.is_boolean(column.type))
-
-    return all(map(whole, columns))
-
-
-def _differ_in_each_row(columns: Sequence[Any], different: int) -> bool:
-    """Return whether nearly every row has its own text."""
-    text = all(is_text(column.type) for column in columns)
-    rows = sum(len(column) - column.null_count for column in columns)
-    return text and rows >= _MANY and different >= _NEARLY * rows
+    values = column.drop_null().to_numpy()
+    return bool((values == np.floor(values)).all())
 
 
 def _copied_labels(seen: SeenData) -> Iterator[str]:

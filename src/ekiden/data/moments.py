@@ -103,10 +103,7 @@ def compare_units(silos: Mapping[str, Mapping[str, ColumnMoments]]) -> None:
         flat = {silo: f"{told.mean:.4g}" for silo, told in each.items() if not told.deviation}
         constant += _constant(column, flat, [silo for silo in each if silo not in flat])
     _say(lines, "check units")
-    _say(constant, _WHY_CONSTANT)
-
-
-_WHY_CONSTANT = "check how it was filled in there"
+    _say(constant, "check how it was filled in there")
 
 
 def compare_categories(told: Sequence["ColumnSums"]) -> None:
@@ -125,7 +122,7 @@ def compare_categories(told: Sequence["ColumnSums"]) -> None:
             if len(names) == 1 and sum(names.values()) >= least[silo]
         }
         lines += _constant(f"column {column!r}", flat, [silo for silo, names in each.items() if len(names) > 1])
-    _say(lines, _WHY_CONSTANT)
+    _say(lines, "check how it was filled in there")
 
 
 def _constant(column: str, flat: Mapping[str, str], varied: Sequence[str]) -> list[str]:

@@ -173,26 +173,21 @@ class Schema(Checked):
     def __post_init__(self) -> None:
         if not self.columns:
             raise UserError("it names no column: give each a table, as in [columns.age]")
-        if not self.labels and "label" in self.columns:
+        if not self.label_column and "label" in self.columns:
             object.__setattr__(self, "label_column", ("label",))
-        roles = (*self.labels, *filter(None, (self.subject_column, self.time_column)))
+        roles = (*self.label_column, *filter(None, (self.subject_column, self.time_column)))
         for name in roles:
             if name not in self.columns:
                 raise unknown("column", name, self.columns)
             if roles.count(name) > 1:
                 raise UserError(f"column {name!r} cannot be two things")
-        for name in self.labels:
+        for name in self.label_column:
             if self.columns[name].kind not in ("category", "number"):
                 raise UserError(f"the label {name!r} must be of the kind category or number")
         if self.time_column and self.columns[self.time_column].kind not in ("date", "number"):
             raise UserError(f"the time {self.time_column!r} must be of the kind date or number")
         if len(self.samples) > 1:
             raise UserError(f"columns {' and '.join(map(repr, self.samples))} both hold samples: name one")
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Return the columns of labels."""
-        return self.label_column
 
     @cached_property
     def samples(self) -> list[str]:
@@ -202,7 +197,7 @@ class Schema(Checked):
     @cached_property
     def features(self) -> tuple[str, ...]:
         """Return the columns of a table that a model gets; none if one column holds the samples."""
-        meant = (*self.labels, self.subject_column, self.time_column)
+        meant = (*self.label_column, self.subject_column, self.time_column)
         kinds = ("number", "date", "category")
         own = [name for name, column in self.columns.items() if column.kind in kinds and name not in meant]
         return () if self.samples else tuple(own)
@@ -210,14 +205,14 @@ class Schema(Checked):
     @property
     def classes(self) -> tuple[str, ...] | None:
         """Return the classes in their order; None if labels are numbers, or any name is allowed."""
-        return (self.columns[self.labels[0]].categories or None) if len(self.labels) == 1 else None
+        return (self.columns[self.label_column[0]].categories or None) if len(self.label_column) == 1 else None
 
     @property
     def task(self) -> str:
         """Return the task of a single label; "" if the values decide."""
-        if len(self.labels) != 1:
+        if len(self.label_column) != 1:
             return ""
-        return {"category": "classification", "number": "regression"}[self.columns[self.labels[0]].kind]
+        return {"category": "classification", "number": "regression"}[self.columns[self.label_column[0]].kind]
 
     def of_kind(self, *kinds: str) -> tuple[str, ...]:
         """Return the columns of these kinds."""
@@ -357,7 +352,7 @@ class _Check:
     @cached_property
     def measured(self) -> list[str]:
         """Return the columns that may hold numbers, which decide together on the decimal sign."""
-        own = (*self.schema.features, *self.schema.labels, self.schema.time_column)
+        own = (*self.schema.features, *self.schema.label_column, self.schema.time_column)
         return [name for name in dict.fromkeys(own) if name in self.table.column_names]
 
     @cached_property
@@ -422,7 +417,7 @@ class _Check:
 
     def _lost(self, name: str, column: Column, lost: NDArray[np.bool_]) -> list[Violation]:
         """Return the rows without a value, if each needs one."""
-        meant = (*self.schema.labels, self.schema.subject_column, self.schema.time_column, *self.schema.samples)
+        meant = (*self.schema.label_column, self.schema.subject_column, self.schema.time_column, *self.schema.samples)
         if not column.required and name not in meant:
             return []
         return [
@@ -445,9 +440,9 @@ class _Check:
 
 def of_labels(raw: Raw, schema: Schema) -> list[Violation]:
     """Return what in labels without a table (of folders, or in arrays) the schema does not allow."""
-    if len(schema.labels) != 1 or raw.label.ndim != 1:
+    if len(schema.label_column) != 1 or raw.label.ndim != 1:
         return []
-    name = schema.labels[0]
+    name = schema.label_column[0]
     column = schema.columns[name]
     labels = [raw.classes[k] for k in raw.label] if raw.classes and raw.label.dtype.kind == "i" else raw.label.tolist()
     if column.kind == "number":

@@ -110,30 +110,25 @@ def load(
 ) -> Dataset:
     """Load a data set, decoded once and then kept in a cache folder (`$EKIDEN_CACHE` or `~/.cache/ekiden`).
 
-    A name is first looked for in the folder `$EKIDEN_DATA`, which may hold any data set in one of the layouts
-    below, then among the named sets (`NAMED`: `digits` ships with scikit-learn, others come from the
-    Hugging Face hub), then as a path. Layouts of your own data:
+    A name is first looked for in the folder `$EKIDEN_DATA`, then among the named sets (`NAMED`: `digits` ships with
+    scikit-learn, others come from the Hugging Face hub), then as a path. Layouts of your own data:
 
-    - a Parquet file with columns `image` (encoded bytes, or structs of bytes and path), `label` (integers
-      or class names) and optionally `domain` and `group`; the test part of `a_train.parquet` is `a_test.parquet`;
-    - a folder with `train.parquet` and optionally `test.parquet`;
-    - a folder of class folders, or of domain folders with class folders, optionally below `train` and `test`;
     - a table: Parquet, CSV, TSV or Feather, or a frame of pandas, polars, Arrow or Hugging Face. Its rows are the
-      samples, unless `text_column`, `array_column` or `image_column` says that one column holds them;
-    - arrays: `.npz` or safetensors with `x` and `y`, or a folder with `x.npy` and `y.npy`.
+      samples, unless one column holds them: `image` (encoded bytes, structs of bytes and path, or paths), or the one
+      that `image_column`, `text_column` or `array_column` names. The test part of `a_train.csv` is `a_test.csv`;
+    - a folder of class folders, or of domain folders with class folders;
+    - arrays: `.npz` or safetensors with `x` and `y`, or a folder with `x.npy` and `y.npy`;
+    - a folder with one of these as `train`, and optionally one as `test`.
 
     Or PATH.py:FUNCTION: a function without arguments that returns a `Dataset`, or a pair (train, test) as
-    `ekiden.data.from_tensors` takes them. For a function that returns silos, use `silos`.
-
-    Without a test part, 20 % of every (domain, class), or of every group if there are groups, is held
-    out with a fixed seed.
+    `ekiden.data.from_tensors` takes them. For a function that returns silos, use `silos`. Without a test part, 20 % of
+    every (domain, class), or of every group if there are groups, is held out with a fixed seed.
 
     Args:
         name: a name, a path, or a frame.
-        size: side in pixels to which images are resized (bilinear with antialias); the default is the
-            named set's, or else the images' own.
-        task: name of the task, which says what the labels mean (`ekiden.data.tasks.KINDS`); by default inferred from
-            the labels.
+        size: side in pixels to which images are resized (bilinear with antialias); the default is the named set's, or
+            else the images' own.
+        task: its name, which says what the labels mean (`ekiden.data.tasks.KINDS`); by default inferred from them.
         like: a data set whose classes and scaling are used, to measure a model trained on it on other data.
         classes: names of all classes in their order, if these data need not hold all of them.
         **columns: fields of `ekiden.data.Reading`, such as label_column="died", group_column="hospital".
@@ -145,10 +140,6 @@ def load(
         UserError: there is no such data set, it cannot be read, or its images differ in size.
     """
     chosen = reading(columns).like(None if like is None else like.inputs)
-    if size is not None and (type(size) is not int or size < 1):
-        raise UserError(f"size is the side of the images in pixels, 1 or more; it is {size!r}.")
-    if isinstance(classes, str):
-        raise UserError(f"classes is a list of names, not {classes!r}")
     named = isinstance(name, str | PathLike)
     asked = _Request(fspath(name) if named else "own data", chosen.without_augment(), size, task, like, classes=classes)
     if named:
@@ -341,13 +332,8 @@ def _from_hub(name: str, spec: Named) -> tuple[Iterable[memoryview], Callable[[]
     def held() -> list[Holding]:
         return [Holding("", *(samples(table, f"the hub's {spec.hub}", Reading(), spec.columns) for table in tables))]
 
-    return (piece for table in tables for piece in _buffers(table)), held
-
-
-def _buffers(table: Any) -> Iterator[memoryview]:
-    for column in table.itercolumns():
-        for chunk in column.chunks:
-            yield from (memoryview(b) for b in chunk.buffers() if b is not None)
+    chunks = (chunk for table in tables for column in table.itercolumns() for chunk in column.chunks)
+    return (memoryview(piece) for chunk in chunks for piece in chunk.buffers() if piece is not None), held
 
 
 def _digits() -> tuple[Iterable[str], Callable[[], list[Holding]]]:

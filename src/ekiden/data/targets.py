@@ -99,9 +99,15 @@ def _guess(raws: Sequence[Raw]) -> Task:
         _refuse_times(raws)
         return MultiLabel() if all(np.isin(raw.label, (0, 1)).all() for raw in raws) else Regression()
     # One silo by itself may look like another task: each of its samples may have exactly one of two labels.
-    found = [Classification() if raw.classes or _are_names(raw.label) else _inferred(raw) for raw in raws]
+    x = [raw.images if isinstance(raw.images, Tensor) else torch.empty(0) for raw in raws]
+    found = [
+        Classification() if raw.classes or _are_names(raw.label) else inferred(torch.from_numpy(raw.label), samples)
+        for raw, samples in zip(raws, x, strict=True)
+    ]
     task = next((one for one in found if not isinstance(one, Classification)), found[0])
-    whole = all(raw.label.dtype.kind in "iuf" and not raw.classes and not _are_pictures(raw) for raw in raws)
+    # Whole numbers of images, signals and tokens are classes.
+    pictures = [raw.positions and not (raw.given and np.ndim(raw.images) == 2) for raw in raws]
+    whole = not any(pictures) and all(raw.label.dtype.kind in "iuf" and not raw.classes for raw in raws)
     if not whole or not isinstance(task, Classification):
         return task
     different, rows = {value for raw in raws for value in np.unique(raw.label).tolist()}, sum(map(len, raws))
@@ -126,15 +132,6 @@ def _refuse_times(raws: Sequence[Raw]) -> None:
                 f"the labels {time!r} and {event!r} of {raws[0].source} look like a time and an event: use "
                 f"--task=survival --label-column {time} {event}, or --task=regression if both are numbers to predict"
             )
-
-
-def _are_pictures(raw: Raw) -> bool:
-    """Return whether samples are images, signals or tokens, whose whole numbers are classes."""
-    return raw.positions and not (raw.given and np.ndim(raw.images) == 2)
-
-
-def _inferred(raw: Raw) -> Task:
-    return inferred(torch.from_numpy(raw.label), raw.images if isinstance(raw.images, Tensor) else torch.empty(0))
 
 
 def _are_names(label: NDArray[np.generic]) -> bool:
