@@ -279,6 +279,7 @@ def test_a_number_that_is_nearly_the_target_is_named() -> None:
         ("grade_a", "grade_b", False),
         ("stage1", "stage2", False),
         ("cat", "car", False),
+        ("stage-II", "stage-I", False),
     ],
 )
 def test_classes_that_differ_by_one_letter_are_named(rare: str, common: str, named: bool) -> None:

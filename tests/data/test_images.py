@@ -101,7 +101,7 @@ def test_a_cache_of_another_reading_is_not_used(tmp_path: Path, monkeypatch: pyt
         (tmp_path / "ab"[k % 2] / f"{k}.png").write_bytes(encoded(Image.fromarray(pixels(k, 4, 6)), "PNG", 3))
     first = load(str(tmp_path))
     monkeypatch.setattr(cache, "VERSION", cache.VERSION + 1)
-    monkeypatch.setattr("ekiden.data.pictures._UPRIGHT", {})
+    monkeypatch.setattr("ekiden.data.raster._UPRIGHT", {})
     assert not torch.equal(load(str(tmp_path)).train.x, first.train.x)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ekiden.base.errors import DataWarning, UserError
-from ekiden.data import load, pictures
+from ekiden.data import load, medical
 from ekiden.data.kinds import Images
 from ekiden.serving.reading import SampleReader
 from tests.data.pictures import dicom, encoded
@@ -51,9 +51,9 @@ def test_a_volume_is_turned_by_its_affine(tmp_path: Path, seed: int, axes: Any, 
     for affine in (np.diag([2.0, 3, 4, 1]), tilt):
         upright = nibabel.Nifti1Image(values, affine)
         nibabel.save(upright.as_reoriented(nibabel.orientations.ornt_transform(AXES[0], axes)), tmp_path / f"a{ending}")
-        assert (np.asarray(pictures.load(tmp_path / f"a{ending}#{number}").image) == shown(values[:, :, number])).all()
-        assert (np.asarray(pictures.load(tmp_path / f"a{ending}").image) == shown(values[:, :, 3])).all()
-        assert pictures.look(tmp_path / f"a{ending}").size == (4, 5)
+        assert (np.asarray(medical.load(tmp_path / f"a{ending}#{number}").image) == shown(values[:, :, number])).all()
+        assert (np.asarray(medical.load(tmp_path / f"a{ending}").image) == shown(values[:, :, 3])).all()
+        assert medical.look(tmp_path / f"a{ending}").size == (4, 5)
 
 
 @pytest.mark.parametrize("axes", AXES)
@@ -61,8 +61,8 @@ def test_a_volume_of_one_slice_is_that_slice(tmp_path: Path, axes: Any) -> None:
     values = volume(shape=(1, 5, 6))
     upright = nibabel.Nifti1Image(values, np.eye(4))
     nibabel.save(upright.as_reoriented(nibabel.orientations.ornt_transform(AXES[0], axes)), tmp_path / "a.nii")
-    assert (np.asarray(pictures.load(tmp_path / "a.nii").image) == shown(values[0])).all()
-    assert pictures.look(tmp_path / "a.nii").pages == 1
+    assert (np.asarray(medical.image(tmp_path / "a.nii")) == shown(values[0])).all()
+    assert medical.look(tmp_path / "a.nii").pages == 1
 
 
 def test_values_of_a_volume(tmp_path: Path) -> None:
@@ -71,14 +71,14 @@ def test_values_of_a_volume(tmp_path: Path) -> None:
     scaled.dataobj[:] = volume()
     nibabel.save(scaled, tmp_path / "a.nii")
     stored = np.asarray(nibabel.load(tmp_path / "a.nii").dataobj)
-    assert np.allclose(np.asarray(pictures.load(tmp_path / "a.nii").image), shown(stored[:, :, 3]))
+    assert np.allclose(np.asarray(medical.load(tmp_path / "a.nii").image), shown(stored[:, :, 3]))
     big = nibabel.Nifti1Image(volume(), np.eye(4), nibabel.Nifti1Header(endianness=">"))
     nibabel.save(big, tmp_path / "b.nii")
-    assert (np.asarray(pictures.load(tmp_path / "b.nii").image) == shown(volume()[:, :, 3])).all()
+    assert (np.asarray(medical.load(tmp_path / "b.nii").image) == shown(volume()[:, :, 3])).all()
     colours = np.random.default_rng(0).integers(0, 256, (4, 5, 6, 3), dtype=np.uint8)
     rgb = colours.view([("R", "u1"), ("G", "u1"), ("B", "u1")])[..., 0]
     nibabel.save(nibabel.Nifti1Image(rgb, np.eye(4)), tmp_path / "c.nii")
-    picture = np.asarray(pictures.load(tmp_path / "c.nii").image)
+    picture = np.asarray(medical.load(tmp_path / "c.nii").image)
     assert (picture == np.stack([shown(colours[:, :, 3, k]) for k in range(3)], axis=2)).all()
     assert Images().encode([tmp_path / "c.nii#3"]).shape == (1, 3, 5, 4)
     holes = volume().astype(np.float32)
@@ -92,7 +92,7 @@ def test_values_of_a_volume(tmp_path: Path) -> None:
 
 def test_volumes_that_cannot_be_cut_say_why(tmp_path: Path) -> None:
     nibabel.save(nibabel.Nifti1Image(volume(shape=(4, 5, 6, 1)), np.eye(4)), tmp_path / "a.nii")
-    assert (np.asarray(pictures.load(tmp_path / "a.nii").image) == shown(volume()[:, :, 3])).all()
+    assert (np.asarray(medical.load(tmp_path / "a.nii").image) == shown(volume()[:, :, 3])).all()
     nibabel.save(nibabel.Nifti1Image(volume(shape=(4, 5, 6, 2)), np.eye(4)), tmp_path / "b.nii")
     with pytest.raises(UserError, match=r"b.nii: it has 4 dimensions, 4 x 5 x 6 x 2: give a volume with three"):
         Images().encode([tmp_path / "b.nii"])
@@ -107,7 +107,7 @@ def test_volumes_that_cannot_be_cut_say_why(tmp_path: Path) -> None:
             Images(window=(0, 1000)).encode([tmp_path / "d.nii.gz"])
         assert "\n" not in str(caught.value)
     nibabel.save(nibabel.Nifti1Image(volume(shape=(4, 5)), np.eye(4)), tmp_path / "e.nii")
-    assert (np.asarray(pictures.load(tmp_path / "e.nii").image) == shown(volume(shape=(4, 5)))).all()
+    assert (np.asarray(medical.load(tmp_path / "e.nii").image) == shown(volume(shape=(4, 5)))).all()
 
 
 def test_headers_that_disagree_or_say_nothing_are_counted(tmp_path: Path) -> None:
@@ -148,8 +148,8 @@ def test_grey_values_are_in_the_unit_of_the_file(
     dicom(tmp_path / "bright", stored, "MONOCHROME2", **how)
     dicom(tmp_path / "dark", low + high - stored, "MONOCHROME1", **how)
     values = (stored * slope + intercept).astype(np.float32)
-    assert np.allclose(np.asarray(pictures.load(tmp_path / "bright").image), values)
-    assert np.allclose(np.asarray(pictures.load(tmp_path / "dark").image), values)
+    assert np.allclose(np.asarray(medical.load(tmp_path / "bright").image), values)
+    assert np.allclose(np.asarray(medical.load(tmp_path / "dark").image), values)
     bright, dark = Images(window=(-500, 700)).encode([tmp_path / "bright", tmp_path / "dark"])
     assert torch.equal(bright, dark)
 
@@ -158,7 +158,7 @@ def test_bits_that_are_not_stored_do_not_count(tmp_path: Path) -> None:
     for signed in (False, True):
         dicom(tmp_path / "a", np.array([[0x0FFF, 0x1001]]), "MONOCHROME2", bits=12, signed=signed)
         wanted = [-1 if signed else 4095, 1]
-        assert np.asarray(pictures.load(tmp_path / "a").image).tolist() == [wanted]
+        assert np.asarray(medical.load(tmp_path / "a").image).tolist() == [wanted]
 
 
 @few
@@ -166,12 +166,12 @@ def test_bits_that_are_not_stored_do_not_count(tmp_path: Path) -> None:
 def test_colours(tmp_path: Path, seed: int, planar: bool) -> None:
     colours = np.random.default_rng(seed).integers(0, 256, (3, 5, 3), dtype=np.uint8)
     dicom(tmp_path / "rgb", colours, "RGB", PlanarConfiguration=int(planar))
-    assert (np.asarray(pictures.load(tmp_path / "rgb").image) == colours).all()
+    assert (np.asarray(medical.load(tmp_path / "rgb").image) == colours).all()
     ycc = np.asarray(Image.fromarray(colours).convert("YCbCr"))
     dicom(tmp_path / "ycc", ycc, "YBR_FULL", PlanarConfiguration=int(planar))
-    assert np.abs(np.asarray(pictures.load(tmp_path / "ycc").image).astype(int) - colours).max() <= 3
+    assert np.abs(np.asarray(medical.load(tmp_path / "ycc").image).astype(int) - colours).max() <= 3
     deep = dicom(tmp_path / "deep", colours.astype(np.uint16) * 16 + 3, "RGB", bits=12)
-    assert (np.asarray(pictures.load(deep).image) == colours).all()
+    assert (np.asarray(medical.load(deep).image) == colours).all()
     palette, codes = colours.reshape(15, 3), np.arange(15).reshape(3, 5)
     for wide in (False, True):
         table: dict[str, Any] = {}
@@ -180,7 +180,7 @@ def test_colours(tmp_path: Path, seed: int, planar: bool) -> None:
             table[f"{name}PaletteColorLookupTableDescriptor"] = [15, 0, 16]
             table[f"{name}PaletteColorLookupTableData"] = values.tobytes()
         dicom(tmp_path / "palette", codes, "PALETTE COLOR", **table)
-        assert (np.asarray(pictures.load(tmp_path / "palette").image) == colours).all()
+        assert (np.asarray(medical.load(tmp_path / "palette").image) == colours).all()
         png = encoded(Image.fromarray(colours))
         assert torch.equal(*Images().encode([tmp_path / "palette", png]))
 
@@ -192,7 +192,7 @@ def test_films(tmp_path: Path) -> None:
         x = Images().encode([tmp_path / "film"])
     assert torch.equal(x[0], torch.from_numpy(frames[2]).permute(2, 0, 1))
     for k in range(5):
-        assert (np.asarray(pictures.load(tmp_path / f"film#{k}").image) == frames[k]).all()
+        assert (np.asarray(medical.load(tmp_path / f"film#{k}").image) == frames[k]).all()
     with pytest.raises(UserError, match="film#5: it has 5 frames, so there is no frame 5"):
         Images().encode([tmp_path / "film#5"])
     groups = []
@@ -205,7 +205,7 @@ def test_films(tmp_path: Path) -> None:
     dicom(tmp_path / "grey", frames[..., 0], "MONOCHROME2", **more)
     for k in range(5):
         assert (
-            np.asarray(pictures.load(tmp_path / f"grey#{k}").image) == frames[k, ..., 0].astype(int) * (k + 1) - k - 1
+            np.asarray(medical.load(tmp_path / f"grey#{k}").image) == frames[k, ..., 0].astype(int) * (k + 1) - k - 1
         ).all()
 
 

@@ -20,7 +20,7 @@ from ekiden.base.outside import pa, pc
 from ekiden.data.cells import DATE, is_text
 from ekiden.data.columns import Reading
 from ekiden.data.kinds import Inputs
-from ekiden.data.pictures import split
+from ekiden.data.raster import split
 from ekiden.data.samples import Dataset
 from ekiden.data.tasks import Classification, MultiLabel, Regression, ScaledTask
 from ekiden.data.undecoded import Raw
@@ -205,7 +205,7 @@ def _agreement(column: NDArray[np.float64], label: NDArray[np.float64], numbers:
     That is at most 99.5 %, or hardly more than the commonest class has.
     """
     if numbers:
-        share = float((column.astype(np.float32) == label.astype(np.float32)).mean())
+        share = float(np.isclose(column, label, rtol=1e-6, atol=0).mean())  # labels may have been float32
         return share if share > _AGREES else 0.0
     kinds, codes = np.unique(label, return_inverse=True)
     if len(np.unique(column[:_PEEK])) > len(kinds) + 1:  # one for a missing value
@@ -263,8 +263,9 @@ def _one_letter(one: str, other: str) -> bool:
     same = len(short) == len(long)
     if len(short) < _SHORTEST or short == long or short[at + same :] != long[at + 1 :]:
         return False
-    letters = long[at].isalpha() and (short[at].isalpha() if same else at > 0)
-    return letters and (long[at - 1 : at].isalpha() or long[at + 1 : at + 2].isalpha())
+    word = next((m[0] for m in re.finditer(r"[^\W\d_]+", long) if m.start() <= at < m.end()), "")
+    letters = len(word) > 1 and not re.fullmatch("[ivx]+", word)  # stage II is not stage I
+    return letters and (short[at].isalpha() if same else at > 0)
 
 
 def _names_of_files(seen: SeenData) -> Iterator[str]:

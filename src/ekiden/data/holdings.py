@@ -19,18 +19,19 @@ from torch import Tensor
 
 from ekiden.base.errors import UserError, counted, tell
 from ekiden.base.outside import pa, pq
-from ekiden.data import columns, frames
+from ekiden.data import columns, frames, medical, raster
 from ekiden.data import schema as schemas
 from ekiden.data.cells import Cells, is_text
 from ekiden.data.columns import Reading
 from ekiden.data.kinds import arrays
 from ekiden.data.kinds.arrays import Arrays, noticed
 from ekiden.data.kinds.images import Images, decode
-from ekiden.data.pictures import SUFFIXES, split
+from ekiden.data.raster import split
 from ekiden.data.samples import Samples
 from ekiden.data.tasks import LanguageModelling, inferred
 from ekiden.data.undecoded import Raw, natural
 
+SUFFIXES = raster.SUFFIXES | {*medical.DICOM, *medical.NIFTI}
 READABLE = (".parquet", ".csv", ".tsv", ".feather", ".arrow", ".npy", ".npz", ".safetensors")
 """the names of file formats that are not images"""
 _TABLES = READABLE[:5]

@@ -15,7 +15,7 @@ from ekiden.base.outside import pa, pq
 from ekiden.data import frames, holdings
 from ekiden.data.kinds import Images, Inputs, Table, Tokens, arrays
 from ekiden.data.kinds.images import Notes
-from ekiden.data.pictures import split
+from ekiden.data.raster import split
 from ekiden.data.samples import said_in
 from ekiden.data.sources import NAMED
 from ekiden.engine.folder import read_config

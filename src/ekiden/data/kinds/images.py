@@ -19,10 +19,10 @@ from ekiden.base import files
 from ekiden.base.checks import CountOrZero
 from ekiden.base.errors import UserError, counted, row_text, tell
 from ekiden.base.outside import pa
-from ekiden.data import frames, pictures
+from ekiden.data import frames, medical, raster
 from ekiden.data.cells import is_text
 from ekiden.data.kinds import arrays
-from ekiden.data.pictures import Loaded, Look, split
+from ekiden.data.raster import Loaded, Look, split
 from ekiden.data.undecoded import Encoding, Inputs, Raw
 
 CHUNK = 128  # images that a thread decodes at a time
@@ -113,7 +113,7 @@ class Images(Inputs):
         """Return whether a file is an image, by its extension or, for DICOM, by its first bytes."""
         suffix = split(file)[0].suffix.lower()
         many = (*frames.SUFFIXES, *arrays.SUFFIXES)
-        return suffix in pictures.RASTER or (suffix not in many and pictures.is_medical(file))
+        return suffix in raster.SUFFIXES or (suffix not in many and medical.is_medical(file))
 
     def terms(self) -> Inputs:
         """See `Inputs`; the shape of samples stands for their size."""
@@ -307,7 +307,7 @@ def _look(item: _Item) -> Look:
     """Return what the header of one image says."""
     try:
         source = _source(item)
-        seen = pictures.look(source)
+        seen = medical.look(source) if medical.is_medical(source) else raster.look(source)
         if not min(seen.size):
             raise UserError("it has no pixels: leave it out")
         return seen
@@ -328,7 +328,7 @@ def _chunk(
     for place, item in enumerate(items):
         try:
             source = _source(item)
-            loaded = pictures.load(source)
+            loaded = medical.load(source) if medical.is_medical(source) else raster.load(source)
             image, level, holes = _plain(loaded, images.window)
             pixels = np.array(_sized(_in_channels(image, into.shape[1], strict), images))
         except Exception as error:

@@ -1,0 +1,210 @@
+"""Read DICOM files and slices of NIfTI volumes.
+
+A NIfTI volume is turned by its affine so that its axes point to the patient's right, front and head (RAS+). A slice is
+axial: front above, left at the left. `scan.nii.gz#12` is slice 12, counted from the feet.
+"""
+
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from ekiden.base.errors import UserError
+from ekiden.data import raster
+from ekiden.data.raster import Loaded, Look, chosen, split
+
+DICOM, NIFTI = (".dcm", ".dicom"), (".nii", ".nii.gz")
+_MAGIC = slice(128, 132)
+
+
+def is_medical(item: Any) -> bool:
+    """Return whether `item` is a DICOM or NIfTI file, by its name or its first bytes, or the bytes of a DICOM file."""
+    if isinstance(item, Path):
+        path = split(item)[0]
+        if path.name.lower().endswith((*DICOM, *NIFTI)):
+            return True
+        return path.suffix.lower() not in raster.SUFFIXES and is_dicom(path)
+    return isinstance(item, bytes) and item[_MAGIC] == b"DICM"
+
+
+def is_dicom(path: Path) -> bool:
+    """Return whether a file without the extension of a DICOM file is one, by its first bytes."""
+    if path.name == "DICOMDIR":  # a list of other files
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(_MAGIC.stop)[_MAGIC] == b"DICM"
+    except OSError:
+        return False
+
+
+def image(item: Path | bytes) -> Image.Image:
+    """Return the slice or frame: colours of 8 bits, or grey values in the unit of the file as floats."""
+    return load(item).image
+
+
+def look(item: Path | bytes) -> Look:
+    """Return what the header says."""
+    path, number = split(item) if isinstance(item, Path) else (None, None)
+    if path is not None and path.name.lower().endswith(NIFTI):
+        return _Volume(path).look(number)
+    data = _read(item if path is None else path, stop_before_pixels=True)
+    if not data.get("Rows") or not data.get("Columns"):
+        raise UserError(f"it holds no picture ({data.get('Modality') or 'no modality'}): leave it out")
+    pages = 1 if number is not None else _frames(data)
+    return Look((int(data.Columns), int(data.Rows)), _has_colour(data), pages)
+
+
+def load(item: Path | bytes) -> Loaded:
+    """Return the pixels."""
+    path, number = split(item) if isinstance(item, Path) else (None, None)
+    if path is not None and path.name.lower().endswith(NIFTI):
+        return _Volume(path).load(number)
+    return _dicom(_read(item if path is None else path), number)
+
+
+class _Volume:
+    """A NIfTI file; its axes are counted in RAS+."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import nibabel  # noqa: PLC0415  (an extra)
+        except ImportError:
+            raise UserError('NIfTI files need the package nibabel: pip install "ekiden[medical]"') from None
+        self.file: Any = nibabel.load(path)
+        shape = self.file.shape
+        self.dims = (*shape, 1, 1)[:3] if len(shape) < 3 else shape[:3]
+        if max(shape[3:], default=1) > 1:
+            raise UserError(f"it has {len(shape)} dimensions, {' x '.join(map(str, shape))}: give a volume with three")
+        if not min(self.dims):
+            raise UserError("it has no voxels: leave it out")
+        turned = nibabel.io_orientation(self.file.affine)
+        if np.isnan(turned).any():
+            raise UserError("its affine does not say where its axes point: correct the header")
+        self.stored = [int(np.flatnonzero(turned[:, 0] == axis)[0]) for axis in range(3)]
+        self.mirrored = [bool(turned[stored, 1] < 0) for stored in self.stored]
+        flat = [axis for axis in range(3) if self.dims[self.stored[axis]] == 1]
+        self.across = flat[0] if len(flat) == 1 else 2  # a volume of one slice is that slice
+        self.doubt = self._doubt(nibabel.io_orientation)
+
+    def _doubt(self, orientation: Any) -> str:
+        (q, is_q), (s, is_s) = (get(coded=True) for get in (self.file.get_qform, self.file.get_sform))
+        if not is_q and not is_s:
+            return "do not say where their axes point (the codes of qform and sform are 0); x is taken to point left"
+        if is_q and is_s and (orientation(q) != orientation(s)).any():
+            return "have a qform and an sform that point to different sides; the sform is used"
+        return ""
+
+    def look(self, number: int | None) -> Look:
+        count = self.dims[self.stored[self.across]]
+        chosen(count, number, "slice")
+        right, up = (self.dims[self.stored[axis]] for axis in range(3) if axis != self.across)
+        colour = self.file.get_data_dtype().names is not None
+        return Look((right, up), colour, 1 if number is not None else count, self.doubt)
+
+    def load(self, number: int | None) -> Loaded:
+        cut, count = self.stored[self.across], self.dims[self.stored[self.across]]
+        place = chosen(count, number, "slice")
+        index: list[Any] = [slice(None)] * 3 + [0] * (len(self.file.shape) - 3)
+        index[cut] = count - 1 - place if self.mirrored[self.across] else place
+        kept = [axis for axis in range(3) if axis != cut]
+        plane = np.asanyarray(self.file.dataobj[tuple(index[: len(self.file.shape)])])
+        plane = plane.reshape([self.dims[axis] for axis in kept])
+        right, up = (axis for axis in range(3) if axis != self.across)
+        if kept.index(self.stored[right]) == 1:
+            plane = plane.T
+        plane = plane[:: -1 if self.mirrored[right] else 1, :: -1 if self.mirrored[up] else 1]
+        shown = np.ascontiguousarray(np.rot90(plane))
+        if shown.dtype.names:
+            return Loaded(Image.fromarray(np.stack([shown[name] for name in "RGB"], axis=-1)))
+        if shown.dtype.kind not in "biuf":
+            raise UserError(f"its voxels are {shown.dtype}: give real numbers")
+        return Loaded(Image.fromarray(shown.astype(np.float32)), None)
+
+
+def _read(file: Path | bytes, **how: Any) -> Any:
+    """Return the data set of a DICOM file."""
+    try:
+        import pydicom  # noqa: PLC0415  (an extra)
+    except ImportError:
+        raise UserError('DICOM files need the package pydicom: pip install "ekiden[medical]"') from None
+    try:
+        return pydicom.dcmread(BytesIO(file) if isinstance(file, bytes) else file, **how)
+    except pydicom.errors.InvalidDicomError:
+        raise UserError('it has no "DICM" at byte 128, as DICOM files have: convert it') from None
+
+
+def _frames(data: Any) -> int:
+    return max(int(data.get("NumberOfFrames") or 1), 1)
+
+
+def _has_colour(data: Any) -> bool:
+    if data.get("PhotometricInterpretation") != "PALETTE COLOR":
+        return int(data.get("SamplesPerPixel", 1)) > 1
+    red, green, blue = (data.get(f"{name}PaletteColorLookupTableData") for name in ("Red", "Green", "Blue"))
+    return not red == green == blue
+
+
+def _dicom(data: Any, number: int | None) -> Loaded:
+    from pydicom.pixels import pixel_array  # noqa: PLC0415  (an extra)
+
+    frame = chosen(_frames(data), number, "frame" if _frames(data) > 1 else "slice")
+    if not any(name in data for name in ("PixelData", "FloatPixelData", "DoubleFloatPixelData")):
+        raise UserError(f"it holds no picture ({data.get('Modality') or 'no modality'}): leave it out")
+    try:
+        raw = pixel_array(data, index=frame)
+    except (RuntimeError, NotImplementedError) as error:
+        syntax = data.file_meta.get("TransferSyntaxUID")
+        if syntax is None or not syntax.is_compressed:
+            raise
+        raise UserError(
+            f"its pixels are compressed as {syntax.name}, and no installed package decodes them: pip install "
+            "pylibjpeg[all], or convert it to Explicit VR Little Endian"
+        ) from error
+    shown, bits = data.get("PhotometricInterpretation"), int(data.get("BitsStored") or 0)
+    if shown == "PALETTE COLOR":
+        return Loaded(_of_palette(raw, data))
+    if raw.ndim == 3:
+        if raw.shape[2] != 3 or shown in ("YBR_PARTIAL_420", "YBR_PARTIAL_422", "HSV", "ARGB", "CMYK"):
+            raise UserError(f"its colours are {shown}, which is not read: convert it to RGB")
+        return Loaded(Image.fromarray((raw >> max(bits - 8, 0)).astype(np.uint8)))
+    signed = bool(data.get("PixelRepresentation"))
+    if shown == "MONOCHROME1":  # small values are bright
+        if raw.dtype.kind == "f":
+            raise UserError("its pixels are MONOCHROME1 and floats, which have no range to mirror: convert it")
+        raw = (-1 if signed else (1 << bits) - 1) - raw.astype(np.int64)
+    values = _in_unit(raw, data, frame)
+    levels = 1 << bits if not signed and 0 < bits <= 8 and (values == raw).all() else None
+    return Loaded(Image.fromarray(values.astype(np.float32)), levels, None if shown == "MONOCHROME1" else _voi(data))
+
+
+def _of_palette(raw: NDArray[Any], data: Any) -> Image.Image:
+    from pydicom.pixels import apply_color_lut  # noqa: PLC0415  (an extra)
+
+    colours = apply_color_lut(raw, data)
+    tables = [getattr(data, f"{name}PaletteColorLookupTableData", b"") for name in ("Red", "Green", "Blue")]
+    wide = colours.dtype.itemsize == 2 and max(np.frombuffer(table, "<u2").max(initial=0) for table in tables) > 255
+    return Image.fromarray((colours[..., :3] >> (8 if wide else 0)).astype(np.uint8))
+
+
+def _in_unit(raw: NDArray[Any], data: Any, frame: int) -> NDArray[Any]:
+    """Return the values of the modality's unit: by slope and intercept, also those of a single frame, or by a table."""
+    from pydicom.pixels import apply_modality_lut  # noqa: PLC0415  (an extra)
+
+    groups = data.get("PerFrameFunctionalGroupsSequence") or []
+    for group in (*groups[frame : frame + 1], *(data.get("SharedFunctionalGroupsSequence") or [])):
+        if scaling := group.get("PixelValueTransformationSequence"):
+            return raw * float(scaling[0].RescaleSlope) + float(scaling[0].RescaleIntercept)
+    return np.asarray(apply_modality_lut(raw, data))
+
+
+def _voi(data: Any) -> tuple[float, float] | None:
+    """Return the window that the file suggests."""
+    try:
+        centre, width = (np.atleast_1d(data[name].value)[0] for name in ("WindowCenter", "WindowWidth"))
+        return float(centre) - float(width) / 2, float(centre) + float(width) / 2
+    except (KeyError, TypeError, ValueError, IndexError):
+        return None
