@@ -148,14 +148,15 @@ def test_it_is_ridge_regression_on_all_samples(pooled: Result) -> None:
     assert np.allclose(found.numpy(), factor * scores, atol=1e-4 * factor)
 
 
-@pytest.mark.parametrize("head", ["lda", "cgs", "ncm"])
+@pytest.mark.parametrize("head", ["lda", "cgs", "bayes", "ncm"])
 def test_other_heads_come_from_the_same_sums(head: Any, pooled: Result) -> None:
     x, y = points()
     result = go(silos([torch.arange(60, 300)]), replace(METHOD, head=head))
     features, found = inside(result, x)
     assert torch.equal(features, inside(pooled, x)[0])
     m = heads.moments(measure([(features, y)], 3, 24))
-    raw = {"lda": lambda: heads.lda(m, 0.05), "cgs": lambda: heads.cgs(m, 0.05), "ncm": lambda: heads.ncm(m)}[head]()
+    shrunk = {"lda": heads.lda, "cgs": heads.cgs, "bayes": heads.naive_bayes}
+    raw = shrunk[head](m, 0.05) if head in shrunk else heads.ncm(m)
     rows = m.rows(heads.calibrated(raw, m))
     assert torch.allclose(found.double(), features.double() @ rows[:, :-1].T + rows[:, -1], atol=1e-4)
 
@@ -459,7 +460,7 @@ def test_bits_and_samples_go_together() -> None:
         FedGram(bits=16)
     with pytest.raises(UserError, match="samples is for bits below 32"):
         Recipe(FedGram(samples=300))
-    for head in ("lda", "cgs", "ncm"):
+    for head in ("lda", "cgs", "bayes", "ncm"):
         with pytest.raises(UserError, match=f"bits below 32 is for ridge regression: leave out head {head}"):
             FedGram(bits=16, samples=300, head=head)
     with pytest.raises(UserError, match="samples"):

@@ -17,6 +17,7 @@ from ekiden.methods.exact.blocks.fixed_features import FixedFeatures
 from ekiden.methods.exact.closing import LAP, ClosingLap, lapped, with_lap
 from ekiden.methods.exact.fedgram import FedGram
 from ekiden.methods.exact.fedkrylov.fedkrylov import FedKrylov
+from ekiden.methods.exact.fedran import FedRAN
 from ekiden.methods.gossip.criticalfl.criticalfl import CriticalFL
 from ekiden.methods.gossip.criticalfl.criticalfl_server import CriticalFLServer
 from ekiden.methods.gossip.dfedavgm import DFedAvgM
@@ -63,6 +64,7 @@ METHODS: tuple[type[Method], ...] = (
     SFedKD,
     FedGram,
     FedKrylov,
+    FedRAN,
     GLM,
     MetaFed,
     SPFL,
@@ -105,7 +107,7 @@ METHODS: tuple[type[Method], ...] = (
 
 SORTS: dict[str, tuple[type[Method], ...]] = {
     "one model, handed from client to client": (FedELMY, FedSeq, FedTasuki, SFedKD),
-    "the exact classifier of fixed features, from sums that clients hand on": (FedGram, FedKrylov),
+    "the exact classifier of fixed features, from sums that clients hand on": (FedGram, FedKrylov, FedRAN),
     "regression with standard errors, from sums that clients hand on": (GLM,),
     "one round: each client trains once, the server combines": (
         *(FedELMYParallel, Average, Ensemble, OTFusion, PFNM, FedMA, MAEcho, FisherMerging, RegMean, FedFisher, FedLPA),
@@ -252,6 +254,7 @@ __all__ = [
     "FedPFT",
     "FedPer",
     "FedProx",
+    "FedRAN",
     "FedSeq",
     "FedTasuki",
     "FisherMerging",

@@ -109,16 +109,15 @@ def test_generalised_cross_validation_is_near_leaving_out_each_sample(samples: t
 
 
 @pytest.mark.parametrize("shrink", [0.05, 0.5])
-@pytest.mark.parametrize("kind", ["lda", "cgs"])
+@pytest.mark.parametrize("kind", ["lda", "cgs", "bayes"])
 def test_discriminants_are_log_densities(samples: tuple[Tensor, Tensor], kind: str, shrink: float) -> None:
     x, y = samples
     z, labels, alive = z_of(x), y.numpy(), D - 1
     means = np.array([z[labels == c].mean(0) for c in range(K)])
-    if kind == "lda":
-        rest = z - means[labels]
-        covariance = rest.T @ rest / (N - K)
-    else:
-        covariance = z.T @ z / (N - 1)
+    rest = z - means[labels]
+    covariance = z.T @ z / (N - 1) if kind == "cgs" else rest.T @ rest / (N - K)
+    if kind == "bayes":
+        covariance = np.diag(np.diag(covariance))
     shrunk = (1 - shrink) * covariance + shrink * np.trace(covariance) / D * np.eye(D)
     expected = np.zeros((N, K))
     for c in range(K):
@@ -127,7 +126,8 @@ def test_discriminants_are_log_densities(samples: tuple[Tensor, Tensor], kind: s
         distance = np.einsum("ni,ij,nj->n", away[:, :alive], inverse, away[:, :alive])
         expected[:, c] = np.log((labels == c).mean()) - distance / 2
     m = heads.moments(totals(x, y))
-    found = scores(heads.lda(m, shrink) if kind == "lda" else heads.cgs(m, shrink), m, x)
+    head = {"lda": heads.lda, "cgs": heads.cgs, "bayes": heads.naive_bayes}[kind]
+    found = scores(head(m, shrink), m, x)
     assert np.allclose(found - found.mean(1, keepdims=True), expected - expected.mean(1, keepdims=True), atol=1e-5)
 
 
@@ -152,7 +152,7 @@ def test_the_nearest_mean(samples: tuple[Tensor, Tensor]) -> None:
 def test_a_class_without_samples_is_never_answered(samples: tuple[Tensor, Tensor]) -> None:
     x, y = samples
     m = heads.moments(totals(x, y, 5))
-    for head in (heads.ridge(m), heads.lda(m, 0.05), heads.cgs(m, 0.05), heads.ncm(m)):
+    for head in (heads.ridge(m), heads.lda(m, 0.05), heads.cgs(m, 0.05), heads.naive_bayes(m, 0.05), heads.ncm(m)):
         found = scores(heads.calibrated(head, m), m, x)
         assert np.isfinite(found).all()
         assert (found.argmax(1) < K).all()

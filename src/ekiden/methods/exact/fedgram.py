@@ -98,9 +98,9 @@ class FedGram(FixedFeatures):
     Closed-form Classifiers. ICML 2024. https://arxiv.org/abs/2406.01116 (Fed3R: A = Σ φφᵀ, B = Σ φyᵀ, W = (A + λI)⁻¹B).
     The same classifier by merging clients' solutions: Huiping Zhuang et al.: Analytic Federated Learning. CVPR 2025.
     https://arxiv.org/abs/2405.16240. Heads: cgs is that of FedCGS (Zhao Guan et al., AAAI 2025,
-    https://arxiv.org/abs/2503.06962), lda that of GH-OFL (ICLR 2026, https://arxiv.org/abs/2602.01186), ncm that of
-    FedNCM (Gwen Legate et al., 2023, https://arxiv.org/abs/2306.03937). Generalised cross-validation: Gene Golub,
-    Michael Heath, Grace Wahba, Technometrics 1979. https://doi.org/10.1080/00401706.1979.10489751.
+    https://arxiv.org/abs/2503.06962), lda and bayes those of GH-OFL (ICLR 2026, https://arxiv.org/abs/2602.01186), ncm
+    that of FedNCM (Gwen Legate et al., 2023, https://arxiv.org/abs/2306.03937). Generalised cross-validation: Gene
+    Golub, Michael Heath, Grace Wahba, Technometrics 1979. https://doi.org/10.1080/00401706.1979.10489751.
 
     Nothing is trained and nothing is forgotten: for any skew and any order of the clients the result is that of pooled
     data. Features are whole numbers from -127 to 127, so the sums have the same bits in any order.
@@ -113,9 +113,9 @@ class FedGram(FixedFeatures):
     of all.
     """
 
-    head: Literal["ridge", "lda", "cgs", "ncm"] = "ridge"
-    """the classifier: ridge regression, discriminant analysis with the covariance within classes or of all samples, or
-    nearest class means"""
+    head: Literal["ridge", "lda", "cgs", "bayes", "ncm"] = "ridge"
+    """the classifier: ridge regression, discriminant analysis with the covariance within classes or of all samples,
+    naive Bayes with the variances within classes, or nearest class means"""
     bits: Annotated[int, Range(least=LEAST, most=FULL)] = FULL
     """b, bits of a sum of products of two features. With 32 sums are exact; with fewer each client rounds its own, and
     more features fit into `bytes`"""
@@ -125,7 +125,7 @@ class FedGram(FixedFeatures):
     ridge: NonNegative = 0.0
     """λ/n of ridge regression; 0: by generalised cross-validation"""
     shrink: BelowOne = 0.05
-    """α, how far lda and cgs shrink the covariance to a multiple of the identity"""
+    """α, how far lda, cgs and bayes shrink the covariance to a multiple of the identity"""
     topology: Literal["chain", "star"] = "chain"
     """who adds the sums up: each client adds its own to what it received, or the server adds all"""
     personal: bool = False
@@ -314,6 +314,8 @@ class FedGram(FixedFeatures):
                 head = heads.lda(m, self.shrink)
             case "cgs":
                 head = heads.cgs(m, self.shrink)
+            case "bayes":
+                head = heads.naive_bayes(m, self.shrink)
             case "ncm":
                 head = heads.ncm(m)
         return with_head(network, heads.outputs(head, m, task), m)

@@ -234,7 +234,12 @@ def lda(m: Moments, shrink: float) -> Head:
 
     Σ is shrunk to (1 - α) Σ + α tr(Σ)/D I.
     """
-    return _gaussian(m, m.within / max(m.n - float((m.targets > 0).sum()), 1.0), shrink)
+    return _gaussian(m, _within(m), shrink)
+
+
+def naive_bayes(m: Moments, shrink: float) -> Head:
+    """Gaussian naive Bayes with one variance for each feature: `lda` without covariances."""
+    return _gaussian(m, _within(m).diagonal().diag(), shrink)
 
 
 def cgs(m: Moments, shrink: float) -> Head:
@@ -246,6 +251,11 @@ def ncm(m: Moments) -> Head:
     """Return the nearest class mean: scores are -½‖z - m_c‖² without the part that all classes share."""
     means = m.means
     return Head(means, torch.where(m.targets > 0, -means.square().sum(1) / 2, -1e9))
+
+
+def _within(m: Moments) -> Tensor:
+    """(D, D), the unbiased covariance within classes."""
+    return m.within / max(m.n - float((m.targets > 0).sum()), 1.0)
 
 
 def _gaussian(m: Moments, covariance: Tensor, shrink: float) -> Head:

@@ -1,0 +1,327 @@
+"""FedRAN: ridge regression on fixed features, from truncated decompositions of clients' Gram matrices."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import reduce
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ekiden.authoring import (
+    INITIAL,
+    Client,
+    Fed,
+    Fraction,
+    NonNegative,
+    OwnSamples,
+    Ref,
+    Size,
+    State,
+    Task,
+    UserError,
+    Weights,
+    on_client,
+)
+from ekiden.methods.exact.blocks import gaussian_heads as heads
+from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, Room, Settled, features_of, with_rows
+
+_OTHER = "the summary received is of other features, or of no samples: use the same method and data kind everywhere"
+
+
+class Short(NamedTuple):
+    """A matrix of which each column counts in a unit of its own.
+
+    Attributes:
+        counts: (D, C) int8 or int16.
+        units: (C,) float32.
+    """
+
+    counts: Tensor
+    units: Tensor
+
+    @classmethod
+    def of(cls, matrix: Tensor, kind: torch.dtype) -> "Short":
+        """Return `matrix` (D, C) with each number rounded to whole units; the largest of a column is all that fit."""
+        most = torch.iinfo(kind).max
+        units = (matrix.abs().amax(0) / most).float()
+        counts = (matrix / torch.where(units > 0, units, 1)).round().clamp(-most, most)
+        return cls(counts.to(kind), units)
+
+    def matrix(self) -> Tensor:
+        """(D, C) float64 on the CPU."""
+        return self.counts.cpu().double() * self.units.cpu().double()
+
+
+class SketchedScatter(NamedTuple):
+    """What travels about the features φ (D,) of some clients' samples.
+
+    Attributes:
+        counts: (K,) int64, samples of each class.
+        means: (D, K), mean φ of each class.
+        sketch: (D, r), U√S of the truncated decomposition USUᵀ of the scatter within classes.
+        squares: (D,) float32, the diagonal of that scatter.
+    """
+
+    counts: Annotated[Tensor, OwnSamples]
+    means: Short
+    sketch: Short
+    squares: Tensor
+
+    def checked(self, width: int, classes: int, rank: int) -> "SketchedScatter":
+        """Return this summary, which another party sent."""
+        shapes = (self.counts.shape, self.means.counts.shape, self.sketch.counts.shape, self.squares.shape)
+        kinds = (self.counts.dtype, self.means.counts.dtype, self.sketch.counts.dtype)
+        if shapes != ((classes,), (width, classes), (width, rank), (width,)) or kinds != (
+            torch.int64,
+            torch.int16,
+            torch.int8,
+        ):
+            raise UserError(_OTHER)
+        floats = (self.means.units, self.sketch.units, self.squares)
+        if (self.means.units.shape, self.sketch.units.shape) != ((classes,), (rank,)) or not all(
+            bool((torch.isfinite(part) & (part >= 0)).all()) for part in floats
+        ):
+            raise UserError(_OTHER)
+        if bool((self.counts < 0).any()) or float(self.means.matrix().abs().max()) > 128:
+            raise UserError(_OTHER)
+        return self
+
+
+class Joint(NamedTuple):
+    """The same in one chain's hand-off, over all clients so far, with what the first one decided."""
+
+    settled: Settled
+    summary: SketchedScatter
+
+
+@dataclass(frozen=True, eq=False)
+class Scatter:
+    """Class means and scatter within classes of the features of some samples; float64.
+
+    Attributes:
+        counts: (K,) samples of each class.
+        means: (D, K).
+        rows: (D, any), whose products RRᵀ are the scatter within classes, or its largest part.
+        squares: (D,) diagonal of the complete scatter.
+    """
+
+    counts: Tensor
+    means: Tensor
+    rows: Tensor
+    squares: Tensor
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return len(self.squares)
+
+    @classmethod
+    def of(cls, phi: Tensor, y: Tensor, classes: int) -> "Scatter":
+        """Return that of features (n, D) with labels (n,)."""
+        counts = torch.bincount(y, minlength=classes).double()
+        means = torch.zeros(phi.shape[1], classes, dtype=torch.float64).index_add_(1, y, phi.T)
+        means /= counts.clamp(min=1)
+        rows = phi.T - means[:, y]
+        return cls(counts, means, rows, rows.square().sum(1))
+
+    @classmethod
+    def read(cls, told: SketchedScatter) -> "Scatter":
+        """Return what another party told."""
+        counts, squares = told.counts.cpu().double(), told.squares.cpu().double()
+        return cls(counts, told.means.matrix(), told.sketch.matrix(), squares)
+
+    def plus(self, other: "Scatter") -> "Scatter":
+        """Return that of the samples of both: the class means differ, so a row for each class joins them."""
+        counts = self.counts + other.counts
+        share = other.counts / counts.clamp(min=1)
+        gap = other.means - self.means
+        between = gap * (self.counts * share).sqrt()
+        squares = self.squares + other.squares + between.square().sum(1)
+        rows = torch.cat([self.rows, other.rows, between], 1)
+        return Scatter(counts, self.means + share * gap, rows, squares)
+
+    def told(self, rank: int) -> SketchedScatter:
+        """Return what travels: the `rank` largest directions, in 8 bits a number, and class means in 16."""
+        means = Short.of(self.means, torch.int16)
+        sketch = Short.of(largest(self.rows, rank), torch.int8)
+        return SketchedScatter(self.counts.long(), means, sketch, self.squares.float())
+
+    def moments(self) -> heads.Moments:
+        """Return the moments of standardised features; what the rows lack is put on the diagonal."""
+        n = float(self.counts.sum())
+        if not n:
+            raise UserError("there are no samples behind this summary: no classifier can be made")
+        mean = self.means @ self.counts / n
+        apart = (self.means - mean[:, None]) * self.counts.sqrt()
+        scatter = self.rows @ self.rows.T + apart @ apart.T
+        scatter.diagonal().copy_(self.squares + apart.square().sum(1))
+        variance = scatter.diagonal() / n
+        scale = torch.where(variance > 1e-6 * variance.mean(), variance.clamp(min=1e-12).rsqrt(), 0.0)
+        scatter *= torch.outer(scale, scale)
+        products = ((self.means - mean[:, None]) * self.counts).T * scale
+        return heads.Moments(n, mean, scale, scatter, products.sum(0), products, self.counts, self.counts)
+
+
+def largest(rows: Tensor, rank: int) -> Tensor:
+    """Return U√S (D, r) of the truncated decomposition of RRᵀ, R being `rows` (D, m); zeros if m or D is below r."""
+    if rows.shape[1] > rows.shape[0]:
+        values, vectors = torch.linalg.eigh(rows @ rows.T)
+        found = vectors.flip(1) * values.flip(0).clamp(min=0).sqrt()
+    else:
+        u, s, _ = torch.linalg.svd(rows, full_matrices=False)
+        found = u * s
+    out = torch.zeros(len(rows), rank, dtype=torch.float64)
+    out[:, : min(rank, found.shape[1])] = found[:, :rank]
+    return out
+
+
+@dataclass(frozen=True)
+class Sketching(State):
+    """The state with what the last client handed on; there is no model before the last step."""
+
+    model: Ref[Weights] | Weights | None = None
+    joint: Ref[Joint] | None = None
+
+
+@dataclass(frozen=True)
+class FedRAN(FixedFeatures):
+    """Clients send truncated decompositions of the Gram matrix of many fixed features, which are merged and solved.
+
+    Jebacyril Arockiaraj, Dhruv Parikh, Jayashree Adivarahan, Rajgopal Kannan, Viktor Prasanna: Accurate and
+    Resource-Efficient Federated Continual Learning. 2026. https://arxiv.org/abs/2606.11480. Merging in a chain keeps
+    the largest directions, as in Mina Ghashami, Edo Liberty, Jeff Phillips, David Woodruff: Frequent Directions. SIAM
+    Journal on Computing 45, 2016. https://doi.org/10.1137/15M1009718.
+
+    A Gram matrix FᵀF of D features has D²/2 numbers; its r largest directions U√S have rD. Summaries are merged by the
+    decomposition of [U_1√S_1, U_2√S_2], and the classifier is ridge regression, (USUᵀ + λI)⁻¹Σ φyᵀ.
+
+    Departures from the paper: only its abstract and summaries of it could be read; tasks that follow each other and
+    labels of unlabelled samples are left out. The features are FedGram's. What is truncated is the scatter within
+    classes. The part between classes follows from the class means, which travel anyway, so it is complete; when two
+    summaries are merged, their class means add K directions. The diagonal travels, too, and what the directions lack of
+    it is put back. So features are standardised as in FedGram, and λ is chosen by generalised cross-validation.
+    Directions travel in 8 bits a number. The chain is ours.
+    """
+
+    topology: Literal["chain", "star"] = "chain"
+    """who merges: each client adds its samples to what it received, or the server merges all summaries"""
+    rank: Fraction = 0.125
+    """r/D, directions that travel for each feature; with more, `bytes` leaves room for fewer features"""
+    ridge: NonNegative = 0.0
+    """λ/n of ridge regression; 0: by generalised cross-validation"""
+
+    @property
+    def only_classes(self) -> bool:
+        """Labels must be classes."""
+        return True
+
+    def __post_init__(self) -> None:
+        """The features must be known and the budget must be one; there is no pass for moments of patches."""
+        self.check_features()
+        if self.dictionary == "all":
+            raise UserError("--dictionary=all needs one more pass, which FedGram makes: choose first or seed")
+
+    def check_network(self, model: Size) -> None:
+        """Refuse options for patches where the features have none."""
+        self.refuse_without_patches(model, {})
+
+    def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int, task: Task) -> nn.Module:
+        """Return a network of fixed features and a linear head."""
+        model = sum(t.numel() * t.element_size() for t in network.state_dict().values())
+        room = Room(self.width, self.bytes, model, lambda width: self._told(width, classes))
+        return self.network_with(self.features_for(network, shape, room), classes)
+
+    def start(self) -> Sketching:
+        """Start without a summary."""
+        return Sketching()
+
+    def run(self, fed: Fed, s: Sketching) -> Iterator[State]:
+        """Yield the state after each hop; one state in a star."""
+        order = fed.order(self.order)
+        if self.topology == "star" and s.model is None:
+            settled = fed.call(self.settle, order[0], INITIAL)
+            told = fed.get([fed.call(self.describe, client, INITIAL, settled) for client in fed.clients])
+            model = fed.network(fed.get(INITIAL))
+            width, classes = features_of(model).width, fed.layout.classes
+            scatters = (Scatter.read(one.checked(width, classes, self.directions(width))) for one in told)
+            yield s.next(model=self.solved(model, fed.get(settled), reduce(Scatter.plus, scatters), fed.task))
+        while self.topology == "chain" and s.step < len(order):
+            task = self.join if s.step < len(order) - 1 else self.finish
+            made = fed.call(task, order[s.step], INITIAL, s.joint)
+            s = s.next(joint=made) if task == self.join else s.next(model=made, joint=None)
+            yield s
+
+    @on_client
+    def settle(self, client: Client, model: Weights) -> Settled:
+        """Set the features from some of the client's samples."""
+        return self.settled_by(client, model).tell()
+
+    @on_client
+    def describe(self, client: Client, model: Weights, settled: Settled) -> SketchedScatter:
+        """Return the summary of the client's own samples."""
+        scatter = self.scatter(client, model, settled)
+        return scatter.told(self.directions(scatter.width))
+
+    @on_client
+    def join(self, client: Client, model: Weights, received: Joint | None) -> Joint:
+        """Merge the client's samples with the summary received; the first client settles the features."""
+        settled, scatter = self.joined(client, model, received)
+        return Joint(settled, scatter.told(self.directions(scatter.width)))
+
+    @on_client
+    def finish(self, client: Client, model: Weights, received: Joint | None) -> Weights:
+        """Return the network with the classifier of all samples."""
+        settled, scatter = self.joined(client, model, received)
+        return self.solved(client.network(model), settled, scatter, client.task)
+
+    def joined(self, client: Client, model: Weights, received: Joint | None) -> tuple[Settled, Scatter]:
+        """Return the features, and the scatter of the client's samples and of those before."""
+        if received is None:
+            settled = self.settled_by(client, model).tell()
+            return settled, self.scatter(client, model, settled)
+        own = self.scatter(client, model, received.settled)
+        summary = received.summary.checked(own.width, client.classes, self.directions(own.width))
+        return received.settled, Scatter.read(summary).plus(own)
+
+    def scatter(self, client: Client, model: Weights, settled: Settled) -> Scatter:
+        """Return that of the client's own samples."""
+        features, train = self.adopted(client, model, settled), self.summed(client)
+        with torch.no_grad():
+            rows = [(features(x).cpu(), y.cpu()) for x, y in client.batches(train, shuffle=False)]
+        if not rows:
+            empty = torch.zeros(0, features.width, dtype=torch.float64)
+            return Scatter.of(empty, torch.zeros(0, dtype=torch.int64), client.classes)
+        phi, y = (torch.cat(part) for part in zip(*rows, strict=True))
+        if self.min_active:
+            phi = phi * self.active(phi.to(torch.int8))
+        return Scatter.of(phi.double(), y, client.classes)
+
+    def solved(self, network: nn.Module, settled: Settled, scatter: Scatter, task: Task) -> Weights:
+        """Return `network` with the features and ridge regression on them, as weights."""
+        features_of(network).adopt(settled)
+        m = scatter.moments()
+        rows = m.rows(heads.outputs(heads.ridge(m, self.ridge), m, task))
+        return with_rows(network, rows[:, :-1], rows[:, -1])
+
+    def steps(self, clients: int) -> int:
+        """N hops, or 1 in a star."""
+        return 1 if self.topology == "star" else clients
+
+    def cost(self, clients: int, model: Size) -> int:
+        """(N - 1)·(S + D(r + 2K + 4) + 4r + 12K), in a star N times that.
+
+        S is what is settled about the features, see FedGram.
+        """
+        features = features_of(model.network.module)
+        sends = clients if self.topology == "star" else clients - 1
+        return sends * (features.told_bytes() + self._told(features.width, model.layout.classes))
+
+    def _told(self, width: int, classes: int) -> int:
+        """Bytes of a summary."""
+        rank = self.directions(width)
+        return width * (rank + 2 * classes + 4) + 4 * rank + 12 * classes
+
+    def directions(self, width: int) -> int:
+        """r, of D features."""
+        return max(1, round(self.rank * width))
