@@ -314,7 +314,13 @@ def test_a_run_with_noise_has_its_epsilon_on_the_page(runs: Path, tmp_path: Path
     folder = copied(runs, tmp_path, "fedseq")
     assert promises(collect([folder])) == []
     config = json.loads((folder / "config.json").read_text())
-    told = {"epsilon": 2.5, "delta": 1e-5, "clip": 1.0, "clients": {"a": {"noise": 0.7}, "b": {"noise": 1.9}}}
+    told = {
+        "epsilon": 2.5,
+        "delta": 1e-5,
+        "clip": 1.0,
+        "honest": 3,
+        "clients": {"a": {"noise": 0.7}, "b": {"noise": 1.9}},
+    }
     (folder / "config.json").write_text(json.dumps(config | {"privacy": told}))
     (table,) = promises(collect([folder]))
-    assert [row[2:] for row in table.rows] == [["2.5", "1e-05", "1", "1.9"]]
+    assert [row[2:] for row in table.rows] == [["2.5", "1e-05", "1", "1.9", "3"]]

@@ -1,6 +1,7 @@
 """Private sums: the noise is exact and as large as counted, features are clipped, and nothing else leaves a silo."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,13 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
+import ekiden
 from ekiden import DP, UserError
 from ekiden.base.sums import NoisySums, measure
 from ekiden.methods import FedAvg, FedGram, FedSeq, with_lap
 from ekiden.methods.exact.blocks import gaussian_heads as heads
 from ekiden.recipe import Recipe
+from ekiden.runs.summary import privacy
 from ekiden.training.private import Noise, epsilon_of
 from ekiden.training.private_sums import Draw, Release, bound, centred_clipped, check_clients, planned, width_for
 
@@ -171,3 +174,18 @@ def test_noise_is_not_shared_by_more_silos_than_there_are() -> None:
 def test_too_little_room_for_the_noise_is_refused() -> None:
     with pytest.raises(UserError, match="needs too much noise"):
         release(DP(0.01, 1e-3, clip=4.0)).deviations(50_000)
+
+
+def test_a_task_that_reads_samples_without_giving_noisy_sums_is_stopped() -> None:
+    class Peeks(FedGram):
+        def settled_by(self, client: Any, model: Any, moments: Any = None) -> Any:
+            client.class_counts()
+            return super().settled_by(client, model, moments)
+
+    x, y = features(rows=40)
+    data = ekiden.federate([(x, y), (x, y)], tests=[(x, y)] * 2, classes=["a", "b", "c"], val_fraction=0.0)
+    dp = DP(1.0, 1e-3)
+    result = ekiden.run(FedGram(**SEEDED), data, dp=replace(dp, honest=2), quiet=True)
+    assert "if 2 silos add their noise" in privacy(result.config)
+    with pytest.raises(UserError, match="reads samples other than by training"):
+        ekiden.run(Peeks(**SEEDED), data, dp=dp, quiet=True)

@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FLOWER = "transports/flower"
 CRAFTED = "tests/transports/test_crafted_features.py"
+PRIVATE = "tests/transports/test_private_sums.py"
 LOG = "tests/transports/test_request_log.py"
 DEFENCES = {
     "the result is models only": (
@@ -87,9 +88,39 @@ DEFENCES = {
     ),
     "rare classes are left out": (
         "methods/exact/blocks/fixed_features.py",
-        "client.class_counts()[train.y] >= self.min_active",
-        "client.class_counts()[train.y] >= 0",
+        "part.class_counts(client.classes)[part.y] >= self.min_active",
+        "part.class_counts(client.classes)[part.y] >= 0",
         f"{CRAFTED}::test_colluding_silos_read_no_image_from_sums_of_seeded_features",
+    ),
+    "sums have noise": (
+        "base/sums.py",
+        "part.long().cpu() + drawn(s, part.numel()).view(part.shape)",
+        "part.long().cpu()",
+        f"{PRIVATE}::test_two_of_three_silos_that_know_the_seed_do_not_see_behind_the_noise_of_the_third",
+    ),
+    "noise is shared only where a silo allows it": (
+        f"{FLOWER}/silo/budget.py",
+        "dp.honest > file.limits.honest",
+        "dp.honest > 10**9",
+        f"{PRIVATE}::test_noise_is_shared_only_where_a_silo_allows_it_and_under_masks",
+    ),
+    "noise is shared only under masks": (
+        f"{FLOWER}/trust/agreement.py",
+        "dp.honest > 1 and not self.sealed",
+        "dp.honest > 10**9",
+        f"{PRIVATE}::test_noise_is_shared_only_where_a_silo_allows_it_and_under_masks",
+    ),
+    "samples are read for noisy sums only": (
+        "engine/worker.py",
+        "if self._privacy is not None and self._released is None:",
+        "if False:",
+        "tests/training/test_private_sums.py::test_a_task_that_reads_samples_without_giving_noisy_sums_is_stopped",
+    ),
+    "sums with other members are refused": (
+        f"{FLOWER}/silo/policy.py",
+        "or file.limits.differences:",
+        "or True:",
+        "tests/transports/test_secure_averages.py::test_sums_with_other_members_are_refused_unless_a_silo_allows_differences",
     ),
     "rare features are left out": (
         "methods/exact/blocks/fixed_features.py",

@@ -285,13 +285,19 @@ def promises(found: Found) -> list[PlainTable]:
         for run in group.runs:
             if told := run.config.get("privacy"):
                 noise = max(one["noise"] for one in told["clients"].values())
-                numbers = (f"{told['epsilon']:.3g}", f"{told['delta']:g}", f"{told['clip']:g}", f"{noise:.3g}")
+                numbers = (
+                    f"{told['epsilon']:.3g}",
+                    f"{told['delta']:g}",
+                    f"{told['clip']:g}",
+                    f"{noise:.3g}",
+                    str(told.get("honest", 1)),
+                )
                 rows.append([group.name, str(run.recipe["seed"]), *numbers])
     note = (
         "Differential privacy of each training sample, for each silo and the whole run: ε at δ, the norm to which "
-        "samples are clipped, and the largest noise of a silo, in this norm."
+        "samples are clipped, the largest noise of a silo in this norm, and the number of silos that must add theirs."
     )
-    header = ["method", "seed", "ε", "δ", "clip", "noise"]
+    header = ["method", "seed", "ε", "δ", "clip", "noise", "honest silos"]
     return [PlainTable("privacy", "Differential privacy", note, header, rows)] if rows else []
 
 

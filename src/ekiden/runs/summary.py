@@ -34,6 +34,7 @@ from ekiden.recipe import recipe_of
 from ekiden.results.coefficients import Coefficient
 from ekiden.results.result import coefficients_in, flat
 from ekiden.runs.plan import in_memory
+from ekiden.training.private import condition
 
 _STEPS_TOLD = 20
 _CHANGES = {"forgot": "forgotten", "joined": "joined"}
@@ -386,7 +387,7 @@ def privacy(config: Mapping[str, Any]) -> str:
         return ""
     lines = [
         f"differential privacy of each training sample: epsilon {found['epsilon']:.3g} at delta {found['delta']:g}, "
-        "for each silo and the whole run; see docs/privacy.md for what is not promised"
+        f"for each silo and the whole run{condition(found)}; see docs/privacy.md for what is not promised"
     ]
     for client, one in found["clients"].items():
         lines.append(

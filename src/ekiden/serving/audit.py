@@ -16,6 +16,7 @@ from ekiden.data.samples import FederatedData, Samples, Subset
 from ekiden.recipe import recipe_of
 from ekiden.results.result import Result
 from ekiden.runs.summary import size
+from ekiden.training.private import condition
 from ekiden.training.weights import Weights
 
 SERVER = "server"
@@ -281,7 +282,9 @@ def shown(result: Result) -> list[str]:
     else:
         lines.append(f"values are what {method.title()} sends: see the page of the method")
     if dp := config.get("privacy"):
-        lines.append(f"each silo added noise: epsilon {dp['epsilon']:.3g} at delta {dp['delta']:g} for a sample")
+        lines.append(
+            f"each silo added noise: epsilon {dp['epsilon']:.3g} at delta {dp['delta']:g} for a sample{condition(dp)}"
+        )
     else:
         lines.append("no noise was added: nothing bounds what better attacks find (--dp adds it)")
     return lines

@@ -13,6 +13,7 @@ from ekiden.data.tasks import Classification, MultiLabel, Regression, Survival
 from ekiden.results.recalibration import recalibration_in
 from ekiden.results.result import LoadedModel, Result, flat, inputs_of, not_finished, task_in
 from ekiden.runs.summary import size
+from ekiden.training.private import condition
 
 _BODY = """
 `backbone/` is the body of the network for transformers, adapters merged into it:
@@ -269,8 +270,8 @@ def _privacy(config: Mapping[str, Any]) -> str:
     if found := config.get("privacy"):
         return (
             f"Differential privacy of each training sample: epsilon = {found['epsilon']:.3g} at delta = "
-            f"{found['delta']:g}, for each silo and the whole run. It is for samples, not for people with several, and "
-            "not for validation and test data."
+            f"{found['delta']:g}, for each silo and the whole run{condition(found)}. It is for samples, not for people "
+            "with several, and not for validation and test data."
         )
     return "What a model reveals about its training samples was not measured; no differential privacy was applied."
 

@@ -5,7 +5,7 @@ Two data sets are neighbours if one has one training sample more. Numbers of sam
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Annotated, Any, Protocol
@@ -76,6 +76,12 @@ class DP(Checked):
     def __str__(self) -> str:
         """Return the text that `parse` reads."""
         return ",".join(f"{name}={value:g}" for name, value in vars(self).items() if (name, value) != ("honest", 1))
+
+
+def condition(told: Mapping[str, Any]) -> str:
+    """Return on what the ε that a run folder tells depends, for sentences; empty if on nobody."""
+    honest = told.get("honest", 1)
+    return f", if {honest} silos add their noise and keep it secret" if honest > 1 else ""
 
 
 class Keeper(Protocol):
