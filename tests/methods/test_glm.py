@@ -51,7 +51,7 @@ def go(case: str, rows: list[Any] | None = None, folder: Path | None = None, **c
 
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.* equal a training row", "ignore:.* fewer than", "ignore:.* has one value"
+    "ignore:.* equal a training row", "ignore:.* fewer than", "ignore:.* with one value"
 )
 
 

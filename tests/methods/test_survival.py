@@ -24,7 +24,7 @@ ROWS = {"a": slice(0, CUT), "b": slice(CUT, None)}
 LABELS = ["days", "died"]
 NAMES = ["age", "bmi", "sex = m", "stage = II", "stage = III"]
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* equal a training row", "ignore:.* has one value")
+pytestmark = pytest.mark.filterwarnings("ignore:.* equal a training row", "ignore:.* with one value")
 
 
 def held(**changed: Any) -> FederatedData:

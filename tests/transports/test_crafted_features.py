@@ -329,6 +329,12 @@ def test_nobody_chooses_the_features_unless_a_silo_trusts_it(
     assert not any((file.folder / "runs").exists() for file in files)
 
 
+def test_cox_regression_needs_trust_too(tmp_path: Path) -> None:
+    files, _ = with_keys(tmp_path, NAMES, trusting=False)
+    with pytest.raises(UserError, match="the last silo of glm chooses where sums are taken"):
+        policy._check_method(files[0], GLM(family="cox"))
+
+
 @pytest.mark.parametrize("kind", [FedGram, FedKrylov])
 def test_the_defaults_between_machines_run_with_the_default_file(kind: type[Method], tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES, trusting=False)
