@@ -32,7 +32,7 @@ T = TypeVar("T")
 _TRIES = 3
 
 
-class Done(NamedTuple):
+class TaskDone(NamedTuple):
     """What a home says about a task. The value stays there.
 
     Attributes:
@@ -65,7 +65,7 @@ class Home:
 
     def task(
         self, step: int, call: int, client: str, task: str, args: bytes, foreign: list[Ref[Any]], *values: bytes
-    ) -> Done:
+    ) -> TaskDone:
         """Do a task.
 
         Args:
@@ -91,7 +91,7 @@ class Home:
         folder = self._start.place(client)
         done = self._worker.execute(job, journal_of(job, folder / "journal" if folder else None))
         store.put(f"{step}-{call}-{task}", done.value, done.private)
-        return Done(done.work.forward, done.work.backward, wire.size(done.value), wire.encode(done.trained))
+        return TaskDone(done.work.forward, done.work.backward, wire.size(done.value), wire.encode(done.trained))
 
     def value(self, client: str, key: str) -> bytes:
         """Return a value, encoded."""
@@ -194,7 +194,7 @@ class _Ray(Transport):
         self._start, self._homes = start, homes
         self._places = {client: i % len(homes) for i, client in enumerate(start.clients)}
         self._running: dict[Ref[Any], Any] = {}  # tasks of this step
-        self._done: dict[Ref[Any], Done] = {}
+        self._done: dict[Ref[Any], TaskDone] = {}
         self._moved: dict[Ref[Any], Any] = {}  # values in the object store, of this step
         self._live = by_owner(live_refs(start.state))
         folder = start.folder
