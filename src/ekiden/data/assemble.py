@@ -99,8 +99,6 @@ class AskedData:
         """Check what is asked for, and take the rest from `like`, or from the schema."""
         if self.size is not None and (type(self.size) is not int or self.size < 1):
             raise UserError(f"size is the side of the images in pixels, 1 or more; it is {self.size!r}.")
-        if isinstance(self.classes, str):
-            raise UserError(f"classes is a list of names, not {self.classes!r}")
         if self.like is not None:
             object.__setattr__(self, "inputs", self.like.inputs)
         elif self.reading.schema:

@@ -273,7 +273,8 @@ def _names_of_files(seen: SeenData) -> Iterator[str]:
     raws = seen.raws
     if any(raw.subject is not None or not isinstance(raw.images, list) for raw in raws):
         return
-    stems = [one.stem for raw in raws for one in raw.images if isinstance(one, Path)]
+    files = dict.fromkeys(split(one)[0] for raw in raws for one in raw.images if isinstance(one, Path))
+    stems = [Path(file.name.removesuffix(".gz")).stem for file in files]
     found = Counter(m[1] for stem in stems if (m := re.fullmatch(r"(.*\d.*)[ _.-][^ _.-]*", stem)))
     several = {name: n for name, n in found.items() if n > 1}
     if len(several) >= _FEW and sum(several.values()) >= _MOST * len(stems):

@@ -139,6 +139,8 @@ def load(
     Raises:
         UserError: there is no such data set, it cannot be read, or its images differ in size.
     """
+    if isinstance(classes, str):
+        raise UserError(f"classes is a list of names, not {classes!r}")
     chosen = reading(columns).like(None if like is None else like.inputs)
     named = isinstance(name, str | PathLike)
     asked = _Request(fspath(name) if named else "own data", chosen.without_augment(), size, task, like, classes=classes)
