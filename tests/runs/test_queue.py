@@ -1,11 +1,9 @@
-"""Runs of a sweep as jobs of a queue: a stand-in for submitit in the fast tests, its local cluster in the slow ones."""
+"""Runs of a sweep as jobs of a queue, with a stand-in for submitit."""
 
 import json
-import os
 import pickle
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -138,38 +136,3 @@ def test_a_requeued_job_is_the_same_command_and_its_child_is_gone(
     monkeypatch.undo()
     assert child.wait() == -signal.SIGKILL
     assert pickle.loads(pickle.dumps(again))._words == command._words
-
-
-@pytest.mark.slow
-def test_a_job_that_is_requeued_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    submitit: Any = pytest.importorskip("submitit", reason='needs submitit: pip install "ekiden[submitit]"')
-    monkeypatch.chdir(tmp_path)
-    long = TABLE.replace("seeds = [0, 1]", "seeds = [0]").replace("clients = 2", "clients = 40\npartition = 'iid'")
-    Path("table.toml").write_text(long.replace("epochs = 1", "epochs = 3"))
-    jobs = list[Any]()
-    submit = submitit.AutoExecutor.submit
-
-    def kept(self: Any, command: Any) -> Any:
-        jobs.append(submit(self, command))
-        return jobs[-1]
-
-    steps = queue._step
-    interrupted = list[int]()
-
-    def watched(folder: Path) -> int:
-        if 1 <= steps(folder) < 30 and not interrupted:
-            interrupted.append(steps(folder))
-            jobs[0]._interrupt(timeout=False)  # as a preemption does
-            time.sleep(1)
-        return steps(folder)
-
-    monkeypatch.setattr(submitit.AutoExecutor, "submit", kept)
-    monkeypatch.setattr(queue, "_step", watched)
-    monkeypatch.setattr(queue, "_POLL", 0.05)
-    call(["sweep", "table.toml", "--out", "there", "--on", "local-cluster"])
-    call(["sweep", "table.toml", "--out", "here", "--cores", "1"])
-    assert interrupted
-    (run,) = (path for path in Path("there").iterdir() if "seed" in path.name)
-    assert len((run / "attempts.jsonl").read_text().splitlines()) == 2, "it was requeued, and began again once"
-    assert read_lines(run / "metrics.jsonl") == read_lines(Path("here", run.name, "metrics.jsonl"))
-    assert os.listdir("there/jobs")
