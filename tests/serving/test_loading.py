@@ -149,7 +149,7 @@ def test_a_model_takes_rows_and_texts_as_they_are(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows: Any = {
         "age": rng.normal(50, 9, 90).tolist(),
-        "ward": ["n", "s", "e"] * 30,
+        "ward": ["n", "s", "e", "e"] * 22 + ["n", "s"],
         "label": ["no", "yes", "no"] * 30,
     }
     south = {**rows, "age": rng.normal(50, 9, 90).tolist()}

@@ -9,6 +9,7 @@ import pytest
 from ekiden.engine.method import Method
 from ekiden.methods import METHODS
 from ekiden.methods.exact.closing import with_lap
+from ekiden.recipe import Recipe
 from tests.transports.test_silo import TERMS
 
 
@@ -41,7 +42,11 @@ def test_every_field_changes_the_digest() -> None:
 @pytest.mark.parametrize("kind", METHODS)
 def test_every_hyperparameter_changes_the_digest(kind: type[Method]) -> None:
     recipe = replace(TERMS.recipe, method=kind())
-    digests = {n: replace(TERMS, recipe=replace(recipe, method=m)).digest for n, m in varied(kind())}
+    digests = {}
+    for name, method in varied(kind()):
+        other = object.__new__(Recipe)  # past all checks, as in `varied`
+        vars(other).update(vars(recipe) | {"method": method})
+        digests[name] = replace(TERMS, recipe=other).digest
     assert len({replace(TERMS, recipe=recipe).digest, *digests.values()}) == 1 + len(digests), digests
 
 

@@ -13,7 +13,7 @@ from ekiden.base.errors import UserError, command_line, unknown, warnings_as_lin
 COMMANDS = {
     "run": "cli.runs:run",
     "resume": "cli.runs:resume",
-    "evaluate": "cli.runs:evaluate",
+    "evaluate": "cli.evaluating:evaluate",
     "show": "cli.runs:show",
     "log": "cli.runs:log",
     "compare": "cli.runs:compare",

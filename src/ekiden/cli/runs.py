@@ -1,23 +1,20 @@
-"""The command line of runs: `ekiden run`, `resume`, `evaluate`, `show`, `compare`, `data`, `forget` and `join`."""
+"""The command line of runs: `ekiden run`, `resume`, `show`, `compare`, `data`, `forget` and `join`."""
 
 import json
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
-from math import isnan
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import tyro
-from rich.table import Table
 from tyro.conf import Positional
 
 from ekiden import data as datasets
 from ekiden.base import outside
-from ekiden.base.checks import Checked, Count, CountOrZero, Positive, made, reading
+from ekiden.base.checks import Checked, Count, CountOrZero, Positive
 from ekiden.base.errors import UserError, counted
 from ekiden.base.files import disk_error, is_held
 from ekiden.cli.console import console, no_run, only_json, print_json, say
@@ -25,28 +22,18 @@ from ekiden.cli.flags import Boxes, parse, parse_some
 from ekiden.commands import follow
 from ekiden.data import Reading, study
 from ekiden.data.holdings import located_silo
-from ekiden.data.kinds import Inputs
-from ekiden.data.tasks import Metric, Task, recorded
-from ekiden.data.tasks.base import measured
-from ekiden.engine.figures import Figures, Wanted
 from ekiden.engine.folder import read_config
 from ekiden.engine.method import Method
-from ekiden.engine.networks import read_model
-from ekiden.engine.setup import check_same_data
 from ekiden.methods import METHODS, SORTS, method_named
 from ekiden.recipe import Recipe
 from ekiden.results import tracking
-from ekiden.results.recalibration import Recalibration, model_in
-from ekiden.results.result import Result, inputs_of, task_in
+from ekiden.results.result import Result
 from ekiden.runs import launch, settings, summary
-from ekiden.runs.plan import Plan, TaskName, in_memory, judge, stored
+from ekiden.runs.plan import Plan, TaskName, stored
 from ekiden.serving import reruns
-from ekiden.serving.loading import open_run
 from ekiden.tables.sweep import refuse_records, summaries
 
 M = TypeVar("M", bound=Method)
-Place: TypeAlias = Literal["here", "flower"]
-_MOST_NAMED = 20  # classes whose shares are printed
 
 
 @dataclass(frozen=True)
@@ -396,271 +383,6 @@ def _executed(jobs: list[launch.LaunchedRun], tell: Callable[[Any], None]) -> No
     failed = [o for o in outcomes if o.error]
     if failed:
         raise UserError("; ".join(f"{o.folder}: {o.error}" if len(outcomes) > 1 else o.error for o in failed))
-
-
-@dataclass(frozen=True)
-class EvaluateOptions:
-    """Measure the model of a run on its own or other test data: in all, per client, per domain, per class."""
-
-    run: Positional[Path]
-    """run folder"""
-    data: str = ""
-    """another data set, folder or file with the same classes; by default the run's own"""
-    label_column: tuple[str, ...] = ()
-    """column of labels in the tables of --data, or several columns; by default as in the run, if it knows them"""
-    column: str = ""
-    """column of the tables of --data that holds the images, texts or arrays; by default as in the run"""
-    client: str = ""
-    """the personal model of this client instead of the global one"""
-    metric: str = ""
-    """another headline metric than the run's, by its name, or FILE.py:NAME; naming one measures all"""
-    threshold: float | None = None
-    """of two classes: also show this threshold of the second class's probability"""
-    sensitivity: float = 0.95
-    """of two classes: also show the highest threshold with this sensitivity"""
-    calibrate: Literal["", "platt", "temperature"] = ""
-    """of two classes: fit a recalibration to validation data, by counts, and keep it in the run folder with the
-    threshold (--threshold, by default Youden's); `predict`, `export` and `card` then use both"""
-    on: Place = "here"
-    """where the test data are: `flower` measures the model at silos, also at others than those that trained it"""
-    federation: Path | None = None
-    """with --on flower: folder that `ekiden federation init` made; by default the run's SuperLink"""
-    clients: str = ""
-    """with --on flower: names of the silos, separated by commas; by default those of the federation, or of the run"""
-    json: bool = False
-    """print JSON instead of tables"""
-
-
-def evaluate(options: EvaluateOptions) -> None:
-    """`ekiden evaluate RUN [--data ...]`."""
-    if options.on == "flower":
-        return _on_silos(options)
-    return _evaluate_here(options)
-
-
-def _config(options: EvaluateOptions) -> dict[str, Any]:
-    """Return the configuration of the run, once the flags are checked."""
-    if options.federation or options.clients:
-        raise UserError("--federation and --clients are for silos: add --on flower")
-    if options.calibrate and (options.data or options.client):
-        raise UserError("--calibrate is for the run's global model and own validation data: leave out --data, --client")
-    outside.trust(options.metric)
-    return read_config(options.run)
-
-
-def _evaluate_here(options: EvaluateOptions) -> None:
-    """Measure a run's model on data of this machine."""
-    config = _config(options)
-    if in_memory(config) and options.data:
-        return _on_other_data(options)
-    if not config.get("on") and (why := in_memory(config)):
-        return _as_measured(options, why)
-    plan, own, data = _planned(options, config)
-    test = judge(plan, own, data)
-    name = f"personal/{options.client}.safetensors" if options.client else "model.safetensors"
-    build = test.own if options.client else test.build
-    model, full = read_model(options.run, name, build), test.task.measures_all or None
-    scores = test.scores(model, personal=bool(options.client), full=full)
-    headline, everything = test.task.headline, scores.metrics() if test.task.measures_all else {}
-    wanted = Wanted(options.threshold, options.sensitivity)
-    parts = [scores.at(client.test.rows) for client in data.clients]
-    told = test.figures(scores, wanted, parts) if test.task.measures_all else None
-    if options.calibrate and told:
-        _calibrate(options, told)
-    groups = {"client": {} if options.data else test.by_client(scores)}
-    groups |= {"domain": test.by_domain(scores), "class": test.by_class(scores)}
-    run = summary.summarise(options.run)
-    if run.metrics and not run.finished:
-        steps = plan.recipe.method.steps(len(run.config["clients"]))
-        line = f"the run stopped after step {run.last['step']} of {steps}: this is its model so far"
-        print(line, file=sys.stderr if options.json else sys.stdout)
-    if options.json:
-        value = scores.score()
-        found = {headline.name: None if isnan(value) else value, "samples": len(scores)}
-        more = {"metrics": everything, "figures": told.to_json()} if told else {}
-        print(json.dumps({**found, **more, **groups}))
-        return
-    tuned = "validation samples (the run's --tune)" if plan.tune and not options.data else "test samples"
-    of = "validation samples" if options.calibrate else tuned
-    known = not options.data and headline.name == "accuracy"
-    guess = f" (always the commonest class: {100 * test.majority:.2f} %)" if known else ""
-    console.print(f"{headline.name} {headline.shown(scores.score())}{headline.unit} on {len(scores)} {of}{guess}")
-    if others := [m for m in measured(test.task) if m.name in everything and m.name != headline.name]:
-        console.print(", ".join(f"{m.name} {m.shown(everything[m.name])}{m.unit}" for m in others), soft_wrap=True)
-    if told:
-        _show_figures(told, test.task, data.dataset.classes)
-    for group, rows in groups.items():
-        if rows:
-            console.print(_values(group, rows, headline))
-
-
-def _planned(
-    options: EvaluateOptions, config: Mapping[str, Any]
-) -> tuple[Plan[Method], datasets.FederatedData, datasets.FederatedData]:
-    """Return the plan of a run, its own data, and the data on which its model is measured."""
-    plan = stored(options.run)
-    if metric := options.metric or ("" if plan.recipe.metric or not options.calibrate else "auroc"):
-        plan = replace(plan, recipe=replace(plan.recipe, metric=metric))
-    own = plan.federation()
-    if not options.data:
-        check_same_data(config, plan.recipe.method, own, options.run)
-    reading = replace(plan.reading, **_columns(options, own.dataset.inputs))
-    other = replace(plan, reading=reading).other(options.data, own.dataset) if options.data else None
-    data = own if other is None else datasets.split(other, datasets.Iid(), 1, seed=0)
-    if options.calibrate:
-        _check_calibrate(data.dataset.task, data.dataset.classes)
-        data = own.for_tuning()
-    if data.dataset.task.kind != own.dataset.task.kind:
-        raise UserError(
-            f"the labels of {options.data} are of {data.dataset.task.kind}, the model was trained for "
-            f"{own.dataset.task.kind}: evaluate on data with such labels"
-        )
-    if len(data.dataset.classes) != len(own.dataset.classes):
-        raise UserError(
-            f"{options.data} has {len(data.dataset.classes)} classes, the model was trained on "
-            f"{len(own.dataset.classes)}: evaluate on data with the same classes"
-        )
-    return plan, own, data
-
-
-def _check_calibrate(task: Task, classes: Sequence[object]) -> None:
-    """Refuse to recalibrate what cannot be."""
-    if task.kind != "classification" or len(classes) != 2:
-        raise UserError("--calibrate is for two classes: leave it out")
-
-
-def _calibrate(options: EvaluateOptions, found: Figures) -> None:
-    """Fit a recalibration, keep it, and say it."""
-    assert options.calibrate
-    how = Recalibration.fitted(options.calibrate, found, options.threshold, model_in(options.run))
-    how.write(options.run)
-    line = (
-        f"recalibrated on {how.samples} validation samples ({how.form}): logit {how.slope:.4g}·z {how.intercept:+.4g}; "
-        f"threshold {how.threshold:.4g} ({how.rule}); kept in {options.run}, the figures are of the model before it"
-    )
-    print(line, file=sys.stderr if options.json else sys.stdout)
-
-
-def _show_figures(found: Figures, task: Task, classes: Sequence[object]) -> None:
-    """Print figures with their intervals, and thresholds."""
-    table = Table("figure", "value", "95 % interval", "error by bins")
-    for metric in task.metrics:
-        if metric.name not in found.values:
-            continue
-        interval, error = found.intervals.get(metric.name), found.errors.get(metric.name)
-        ends = f"{metric.shown(interval[0])} to {metric.shown(interval[1])}" if interval else ""
-        off = f"below {metric.scale * error:.2g}" if error and error >= 1e-6 else ""
-        table.add_row(metric.name + metric.unit, metric.shown(found.values[metric.name]), ends, off)
-    console.print(table)
-    if found.prevalence and len(classes) == len(found.prevalence) <= _MOST_NAMED:
-        shares = (f"{name} {100 * share:.2f} %" for name, share in zip(classes, found.prevalence, strict=True))
-        console.print(f"share of test samples: {', '.join(shares)}", soft_wrap=True)
-    if found.thresholds:
-        table = Table("threshold", "at", "sensitivity %", "interval", "specificity %", "interval", "PPV %", "NPV %")
-        for one in found.thresholds:
-            within = {name: f"{100 * a:.1f} to {100 * b:.1f}" for name, (a, b) in one.intervals.items()}
-            values = [f"{100 * v:.1f}" if v is not None else "-" for v in (one.predictive, one.negative_predictive)]
-            table.add_row(
-                *(one.rule, f"{one.threshold:.4g}", f"{100 * one.sensitivity:.1f}", within["sensitivity"]),
-                *(f"{100 * one.specificity:.1f}", within["specificity"], *values),
-            )
-        console.print(table)
-
-
-def _on_silos(options: EvaluateOptions) -> None:
-    """Measure a run's model at silos."""
-    from ekiden.cli import silos  # noqa: PLC0415  (it needs the extra flower)
-
-    for name in ("data", "label_column", "column", "client", "metric"):
-        if getattr(options, name):
-            raise UserError(f"--{name.replace('_', '-')} is for data here, silos have their own: leave it out")
-    if (options.threshold, options.sensitivity) != (None, 0.95) and not options.calibrate:
-        raise UserError("silos report the usual thresholds: leave out --threshold and --sensitivity")
-    config = read_config(options.run)
-    task = task_in(config)
-    if options.calibrate:
-        _check_calibrate(task, config["classes"])
-    row = silos.evaluate(options.run, options.federation, options.clients, validation=bool(options.calibrate))
-    with reading("what silos reported", "the same Ekiden at all parties"):
-        found = made(Figures, row["figures"])
-    if options.calibrate:
-        _calibrate(options, found)
-    if options.json:
-        print(json.dumps(row))
-        return
-    _show_figures(found, task, config["classes"])
-    if guess := row.get("majority"):
-        console.print(f"always the commonest class: {100 * guess:.2f} % accuracy")
-    means = row["silo_means"]
-    shown = [f"{m.name} {m.shown(means[m.name])}{m.unit}" for m in task.metrics if m.name in means]
-    console.print(f"mean over {found.silos} silos: {', '.join(shown)}", soft_wrap=True)
-
-
-def _as_measured(options: EvaluateOptions, why: str) -> None:
-    """Print what a run measured at its end, if its own data or network were made in Python."""
-    given = options.calibrate or options.client or options.metric or options.column or options.label_column
-    again = f"to measure again, ekiden.evaluate({str(options.run)!r}, silos) in Python, or other data by --data"
-    run = summary.summarise(options.run)
-    if given or not run.finished or "loss" not in run.last:
-        raise UserError(f"{options.run}: {why}; {again}")
-    metric, row = summary.headline(run), run.last
-    groups = {"client": dict(zip(run.config["clients"], row.get("clients", ()), strict=False))}
-    for kind, values in row.get("groups", {}).items():
-        groups[kind] = {name: one.get(metric.name) for name, one in values.items()}
-    if options.json:
-        counts = {name: sizes[2] for name, sizes in run.config["clients"].items()}
-        print(json.dumps({metric.name: row[metric.name], "samples": sum(counts.values()), **groups}))
-        return
-    console.print(f"{metric.name} {metric.shown(row[metric.name])}{metric.unit} at the end of the run")
-    for kind, found in groups.items():
-        table = Table()
-        table.add_column(kind)
-        table.add_column(f"{metric.name}{metric.unit}", justify="right")
-        for name, value in found.items():
-            table.add_row(name, "-" if value is None else metric.shown(value))
-        console.print(table)
-    console.print(f"{why}: {again}", soft_wrap=True, highlight=False)
-
-
-def _on_other_data(options: EvaluateOptions) -> None:
-    """Measure a run whose own data are not here: made from Python, or over silos."""
-    if options.client:
-        raise UserError("measure a personal model of this run from Python: ekiden.load_model(RUN, client=NAME)")
-    run = open_run(options.run)
-    task = task_in(run.config)
-    if options.metric:
-        task = replace(task, metric=outside.located(options.metric))
-        run = replace(run, config={**run.config, "task": recorded(task)})
-    row = run.evaluate(options.data, **_columns(options, inputs_of(run.config)))
-    found = {"loss": row["loss"]} | {m.name: row[m.name] for m in measured(task) if m.name in row}
-    found |= row.get("metrics", {})
-    if options.json:
-        print(json.dumps(found))
-        return
-    shown = {m.name: f"{m.name} {m.shown(found[m.name])}{m.unit}" for m in measured(task) if m.name in found}
-    first = shown.pop(task.headline.name, "")
-    console.print(", ".join([first, *shown.values(), f"loss {row['loss']:.4f}"]), soft_wrap=True)
-
-
-def _columns(options: EvaluateOptions, inputs: Inputs) -> dict[str, Any]:
-    """Return what the user says about the columns of --data, as fields of `Reading`."""
-    found: dict[str, Any] = {"label_column": options.label_column} if options.label_column else {}
-    if not options.column:
-        return found
-    named = {"images": "image_column", "tokens": "text_column", "arrays": "array_column"}.get(inputs.kind)
-    if named is None:
-        raise UserError("--column names one column of images, texts or arrays, the model takes rows: leave it out")
-    return found | {named: options.column}
-
-
-def _values(group: str, rows: dict[str, tuple[int, float]], metric: Metric) -> Table:
-    table = Table()
-    table.add_column(group)
-    table.add_column("samples", justify="right")
-    table.add_column(f"{metric.name}{metric.unit}", justify="right")
-    for name, (n, value) in rows.items():
-        table.add_row(name, str(n), "-" if isnan(value) else metric.shown(value))
-    return table
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ class Recalibration(Checked):
         if form not in found.recalibration:
             raise UserError(
                 "a recalibration needs validation samples of two classes that the scores do not separate without "
-                "error, and higher scores for the second class: leave out --calibrate"
+                "error, and higher scores for the second class: use the model as it is"
             )
         slope, intercept = found.recalibration[form]
         rule = "chosen"
