@@ -15,14 +15,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from ekiden.base.errors import UserError
+from ekiden import FederatedData, federate, run
+from ekiden.base.errors import DataWarning, UserError
 from ekiden.base.settings import Hardware
 from ekiden.base.sums import Sums
 from ekiden.data.tasks import Classification
 from ekiden.engine import wire
 from ekiden.engine.method import INITIAL, Method, on_client
 from ekiden.engine.wire import Encoded
-from ekiden.methods import GLM, DeepAFL, FedGram, FedKrylov, FedSeq, between_machines, with_lap
+from ekiden.methods import GLM, DeepAFL, FedGram, FedKrylov, FedRAN, FedSeq, between_machines, with_lap
 from ekiden.methods.exact import closing
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_of
 from ekiden.methods.exact.closing import ClosingLap
@@ -421,3 +422,21 @@ def test_a_silo_allows_values_of_hyperparameters(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=message):
             read_with(more)
+
+
+@pytest.mark.parametrize("method", [FedGram(width=32), FedKrylov(width=64, laps=2, sums="whole"), FedRAN(width=32)])
+def test_a_class_that_is_too_rare_at_each_silo_ends_no_run_in_silence(method: Any) -> None:
+    """Of two classes no model is left; of three the model does not know one, which is said."""
+    safe = replace(method, dictionary="seed", min_active=10)
+
+    def silos(*counts: int) -> FederatedData:
+        y = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+        x = torch.randn(len(y), 6, generator=torch.Generator().manual_seed(1)) + y[:, None]
+        return federate([(x, y), (x + 0.1, y)])
+
+    with pytest.raises(
+        UserError, match="of 1 of 2 classes, so no model tells classes apart: give a smaller min_active"
+    ):
+        run(safe, silos(60, 8), "mlp")
+    with pytest.warns(DataWarning, match="of 1 of 3 classes: the model does not know them"):
+        run(safe, silos(60, 60, 8), "mlp")

@@ -56,7 +56,7 @@ def transport_of(on: str) -> MakesTransport | None:
     if kind == "ray":
         return OnRay(address)
     if on != "here":
-        raise unknown("place", on, ("here", "ray", "ray:ADDRESS", "flower"))
+        raise unknown("`--on`", on, ("here", "ray", "ray:ADDRESS", "flower"))
     return None
 
 

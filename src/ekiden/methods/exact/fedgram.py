@@ -23,7 +23,7 @@ from ekiden.authoring import (
     Weights,
     on_client,
 )
-from ekiden.base.sums import FULL, LEAST, AnySums, Rounding
+from ekiden.base.sums import FULL, LEAST, AnySums, NoisySums, Rounding
 from ekiden.methods.exact.blocks import gaussian_heads as heads
 from ekiden.methods.exact.blocks.fixed_features import (
     FixedFeatures,
@@ -307,6 +307,8 @@ class FedGram(FixedFeatures):
         """Return `network` with the features and the classifier of the totals, as weights."""
         features_of(network).adopt(totals.settled)
         m = heads.moments(totals.sums, task.unit)
+        if not isinstance(totals.sums, NoisySums):  # with noise, `min_active` leaves nothing out
+            self.check_classes(m.targets, task)
         match self.head:
             case "ridge":
                 head = heads.ridge(m, self.ridge)

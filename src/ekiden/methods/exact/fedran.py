@@ -301,6 +301,7 @@ class FedRAN(FixedFeatures):
         """Return `network` with the features and ridge regression on them, as weights."""
         features_of(network).adopt(settled)
         m = scatter.moments()
+        self.check_classes(m.targets, task)
         rows = m.rows(heads.outputs(heads.ridge(m, self.ridge), m, task))
         return with_rows(network, rows[:, :-1], rows[:, -1])
 

@@ -28,7 +28,7 @@ from ekiden.authoring import (
     Weights,
 )
 from ekiden.base.checks import Range
-from ekiden.base.errors import unknown
+from ekiden.base.errors import tell, unknown
 from ekiden.base.sums import FULL, LARGEST, AnySums, Rounding, measure, measure_targets, size, size_of_targets
 from ekiden.data.samples import Dataset, Subset
 from ekiden.data.tasks import Classification, Need
@@ -472,6 +472,24 @@ class FixedFeatures(Method):
         if not self.min_active or not isinstance(client.task, Classification):
             return part
         return Subset(part.samples, part.rows[part.class_counts(client.classes)[part.y] >= self.min_active])
+
+    def check_classes(self, counts: Tensor, task: Task) -> None:
+        """Refuse sums in which `min_active` left one class at most; say so if it left some out at all clients.
+
+        Args:
+            counts: (K,) samples of each class in the sums of all clients.
+            task: the task.
+        """
+        if not self.min_active or not isinstance(task, Classification):
+            return
+        there = int((counts > 0).sum())
+        said = f"no client has {self.min_active} training samples (min_active) of {len(counts) - there} of"
+        if there < 2 <= len(counts):
+            raise UserError(
+                f"{said} {len(counts)} classes, so no model tells classes apart: give a smaller --min-active"
+            )
+        if there < len(counts):
+            tell(f"{said} {len(counts)} classes: the model does not know them")
 
     def active(self, phi: Tensor) -> Tensor:
         """Return which of the features (n, D) of a client's samples are shown: (D,) bool; see `min_active`."""

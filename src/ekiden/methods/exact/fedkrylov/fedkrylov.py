@@ -165,6 +165,7 @@ class FedKrylov(FixedFeatures):
     def begin(self, client: Client, model: Weights, chosen: Chosen, totals: OpeningSums) -> Tensor:
         """Return the first directions, from the totals of the first lap."""
         problem = self._problem(totals, client)
+        self.check_classes(problem.labels.targets, client.task)
         step = self._preconditioner(client, model, chosen, problem)(problem.products)
         client.state = Kept(chosen, opening=totals)
         return next_directions(step, None, problem.scale, _rank(client.task, client.classes, len(chosen.centre)))
