@@ -9,8 +9,11 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from ekiden.data import Dataset, Dirichlet, FederatedData, Iid, Samples, draw, split, table
-from ekiden.data.describe import counts
+from ekiden.data import Dataset, Dirichlet, FederatedData, Iid, Reading, Samples, draw, split, table
+from ekiden.data.describe import counts, description
+from ekiden.methods import FedSeq
+from ekiden.recipe import Recipe
+from ekiden.runs.plan import Plan
 
 
 def toy(classes: int, clients: int, n: int = 2000) -> FederatedData:
@@ -80,3 +83,12 @@ def test_bubbles_are_where_the_samples_are(tmp_path: Path) -> None:
     draw(alike, tmp_path / "both.png")
     other = np.asarray(Image.open(tmp_path / "both.png").convert("RGB")).astype(int)
     assert ((other[..., 2] - other[..., 0]) > 100).sum() > 1.3 * blue.sum() > 0
+
+
+def test_a_feature_that_sounds_like_the_silos_is_named_where_the_division_is_made_up(tmp_path: Path) -> None:
+    rows = [f"{7 * k % 61},{'ab'[k % 2]},{'no' if k % 3 else 'yes'}" for k in range(90)]
+    (tmp_path / "a.csv").write_text("\n".join(["age,site_code,died", *rows]))
+    for group, named in (("", True), ("site_code", False)):
+        reading = Reading(label_column=("died",), group_column=group)
+        fed = Plan(Recipe(FedSeq()), str(tmp_path / "a.csv"), clients=2, reading=reading).federation()
+        assert ("'site_code' is a feature" in description(fed).lines["silos"]) == named

@@ -292,7 +292,7 @@ def test_all_passes_count(normed: bool, rows: int, blobs: FederatedData) -> None
 
 def test_rows_with_categories_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
     """Outliers are numbers in another order, which would be codes that no category has."""
-    rows: Any = {"age": [20.0, 60.0, 40.0] * 20, "sex": ["f", "m"] * 30, "label": ["no", "yes", "yes"] * 20}
+    rows: Any = {"age": [20.0, 60.0, 40.0, 30.0] * 15, "sex": ["f", "m"] * 30, "label": ["no", "yes", "yes"] * 20}
     with pytest.raises(UserError, match="fedov puts the numbers of a sample into another order"):
         run(FedOV(epochs=1), federate([rows, rows], label_column="label"), folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -140,6 +140,8 @@ def test_the_page_runs_as_it_is_written(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_model_takes_arrays_as_it_takes_tensors(digits: FederatedData) -> None:
     model, x = run(FedSeq(epochs=1), digits, "mlp").load_model(), digits.dataset.test.x[:3]
     assert torch.equal(model(x.numpy()), model(x))
+    assert model(x).requires_grad
+    assert model(x.numpy()).numpy().shape == (3, 10), "NumPy in, NumPy out"
     assert torch.equal(model(x.numpy().astype("float64") / 255), model(x.float() / 255))
     with pytest.raises(UserError, match="an array of <U1 holds no numbers"):
         model(np.full((3, 1, 8, 8), "a"))

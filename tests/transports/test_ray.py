@@ -175,7 +175,7 @@ def test_another_cluster_than_the_connected_one_is_refused(at_once: None, blobs:
 
 @pytest.mark.parametrize("words", [["run", "fedavg", "--on", "rya"], ["resume", "runs/gone", "--on", "flowers"]])
 def test_an_unknown_place_is_refused(words: list[str]) -> None:
-    with pytest.raises(UserError, match="unknown place"):
+    with pytest.raises(UserError, match="unknown `--on`"):
         call(words)
 
 

@@ -1,5 +1,6 @@
 """Show who holds what, as a table and as a picture; and describe the copies of the data that results were made with."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from rich.table import Table
 from ekiden.base.errors import counted, listed
 from ekiden.base.files import disk_error
 from ekiden.base.outside import require_extra
+from ekiden.data.kinds import Table as Columns
 from ekiden.data.samples import Dataset, FederatedData
 from ekiden.data.tasks import Regression, Survival
 
@@ -24,6 +26,7 @@ LONG = 40  # the table leaves out some of more clients than this
 
 
 _LOOKED_AT = 2000  # samples whose range is shown
+_OWNER = re.compile(r"(^|[^a-z])(hospital|clinic|cent(re|er)|site|silo|bank|institution|client)([^a-z]|$)")
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,8 @@ def description(fed: FederatedData) -> Description:
     }
     dataset, each = fed.dataset, sizes[:, 0] + sizes[:, 1]
     train, val, test = (f"{n:,}" for n in sizes.sum(axis=0))
-    how = f", {fed.origin.partition}" if fed.origin and fed.origin.partition not in ("", "natural") else ""
+    made_up = fed.origin is not None and fed.origin.partition not in ("", "natural")
+    how = f", {fed.origin.partition}{_owners(dataset)}" if fed.origin and made_up else ""
     spread = f"{each.min():,}" if each.min() == each.max() else f"{each.min():,} to {each.max():,}"
     subject = dataset.train.subject
     lines = {
@@ -76,6 +80,13 @@ def description(fed: FederatedData) -> Description:
         else f"{len(set(subject.tolist())):,} in training; none of them is in the test",
     }
     return Description(lines, clients)
+
+
+def _owners(dataset: Dataset) -> str:
+    """Say which feature sounds like the silos' names."""
+    columns = dataset.inputs.categorical if isinstance(dataset.inputs, Columns) else ()
+    found = [name for name in columns if _OWNER.search(name.lower())]
+    return f"; {found[0]!r} is a feature: if it says who holds a row, make it the group column" if found else ""
 
 
 def _range(dataset: Dataset) -> str:
