@@ -84,6 +84,7 @@ def test_a_list_of_silos_is_federated() -> None:
             {"epoch": 3},
             "unknown argument 'epoch': did you mean 'epochs'? It is a setting of the method: give FedSeq(epochs=...)",
         ),
+        (("fedseq", SILOS), {"seeds": [0]}, "unknown argument 'seeds': a run has one seed, ekiden.study takes several"),
         (("fedseq", SILOS), {"worker": 2}, "unknown argument 'worker': did you mean 'workers'?"),
         ((FedSeq(), SILOS, Tiny), {"seed": "3"}, "seed '3' is of the wrong type: it must be a whole number, 0 or more"),
         ((FedSeq(), SILOS, Tiny), {"seed": -1}, "seed -1 is out of range: it must be 0 or more"),
@@ -229,10 +230,14 @@ def test_federate_refuses_the_rest_in_one_line(silo: Any, message: str) -> None:
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("silos", [(X, Y), X, "photos", images(), FRAME, 3, {"a": (X, Y)}])
+@pytest.mark.parametrize("silos", [(X, Y), X, "photos", images(), FRAME, 3])
 def test_federate_wants_a_list(silos: Any) -> None:
-    with pytest.raises(UserError, match=r"federate needs a list (with the samples of each silo|of silos)"):
+    with pytest.raises(UserError, match="federate needs a list with the samples of each silo"):
         federate(silos)
+
+
+def test_federate_takes_a_dict_by_names() -> None:
+    assert [client.name for client in federate({"b": (X, Y), "a": (X, Y)}).clients] == ["b", "a"]
 
 
 SCRIPT = """

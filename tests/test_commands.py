@@ -310,7 +310,7 @@ def test_each_function_gives_what_the_command_prints(
 
     assert ekiden.show(digits).split() == command("show", str(digits))[1].split()
     assert [row["step"] for row in ekiden.follow(digits)] == [1, 2, 3, 4]
-    assert told("compare", digits) == ekiden.compare(digits)
+    assert told("compare", digits) == ekiden.compare(digits) == ekiden.compare(digits.parent)
     assert told("list") == ekiden.available()
     assert told("topology", "torus", "--clients", 9) == ekiden.topology("torus", 9)
     assert (

@@ -21,7 +21,7 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
     "a number among folders": (lambda: ekiden.compare(["runs", 3]), "give a path"),  # type: ignore[list-item]
     "a file for silos": (lambda: run("fedseq", "a.csv"), r"ekiden.split\(ekiden.load\('a.csv'\), 'iid', 10\)"),
     "no silo": (lambda: run("fedseq", []), "the list of silos is empty"),
-    "a dict of silos": (lambda: federate({"a": (X, Y)}), r"names=list\(silos\)"),  # type: ignore[arg-type]
+    "names twice": (lambda: federate({"a": (X, Y)}, names=["a"]), "leave out names"),
     "data that ignore the seed": (lambda: study(["fedseq"], lambda: None), "takes one argument, the seed"),
     "too many features": (lambda: FedGram(width=10**9), "width 1000000000 is out of range"),
     "a name for the label": (lambda: ekiden.load("digits", target="y"), "did you mean 'label_column'"),

@@ -134,6 +134,8 @@ def test_data_may_depend_on_the_seed() -> None:
         ({"methods": []}, "study takes a list of methods"),
         ({"methods": ["fedsek"]}, "did you mean 'fedseq'"),
         ({"methods": ["local", "local"]}, "local is in the study twice"),
+        ({"epochs": 2}, "epochs is a setting of the method: give Local"),
+        ({"seed": 2}, "unknown argument 'seed': did you mean 'seeds'"),
         ({"seeds": []}, "seeds must be different whole numbers"),
         ({"seeds": [1, 1]}, "seeds must be different whole numbers"),
         ({"grid": {"epoch": [1]}}, "unknown setting in grid 'epoch': did you mean 'epochs'"),

@@ -53,11 +53,20 @@ from ekiden.transports.local import Executor, InProcess, Processes, Simulation, 
 
 Absent = Callable[[int, str], bool]
 """(step, client) -> whether that client does not answer in that step"""
+_OF_STUDIES = ("seeds", "grid")
 __all__ = ["Result", "describe", "run", "steps"]
 
 
-def _no_argument(name: str, known: Sequence[str], method: object) -> UserError:
-    """Where the user meant to put it."""
+def no_argument(name: str, known: Sequence[str], method: object) -> UserError:
+    """Return the error for an argument that a function does not have: where the user meant to put it.
+
+    Args:
+        name: the argument.
+        known: those that the function has.
+        method: the method that is run; its settings and those of training are known, too.
+    """
+    if name in _OF_STUDIES and name not in known:
+        return UserError(f"unknown argument {name!r}: a run has one seed, ekiden.study takes several, and a grid")
     kind = type(as_method(method, None))
     own, training = ([f.name for f in fields(one)] for one in (kind, Training))
     near = next(iter(get_close_matches(name, [*known, *own, *training], n=1)), "")
@@ -199,7 +208,7 @@ def _asked(given: Mapping[str, Any]) -> "PreparedRun":
     """Check the arguments of `run`, and prepare the run."""
     method = as_method(given["method"], given["data"])
     if others := given["others"]:
-        raise _no_argument(next(iter(others)), list(given.keys() - {"others"}), method)
+        raise no_argument(next(iter(others)), list(given.keys() - {"others"}), method)
     hints, free = hints_of(run), {"method", "data", "metric", "dp", "others"}
     given = {name: one if name in free else admitted(name, one, hints[name]) for name, one in given.items()}
     model, metric, track = given["model"], given["metric"], given["track"]
@@ -396,10 +405,8 @@ def as_federation(data: Any) -> FederatedData:
         return data
     if isinstance(data, Dataset):
         raise UserError('data are not divided among clients yet: give ekiden.split(data, "dirichlet:0.5", clients)')
-    if isinstance(data, list | tuple):
+    if isinstance(data, list | tuple | Mapping):
         return federate(data)
-    if isinstance(data, Mapping):
-        return federate(list(data.values()), names=list(data))
     if isinstance(data, str | os.PathLike) or hasattr(data, "columns"):
         given = "frame" if hasattr(data, "columns") else repr(os.fspath(data))
         raise UserError(

@@ -150,7 +150,7 @@ def compare(folders: Folder | Sequence[Folder]) -> list[dict[str, Any]]:
     """Return what `ekiden compare` shows: a row for all runs that differ only in the seed.
 
     Args:
-        folders: run folders, sweep folders, and files of records.
+        folders: run folders, sweep folders, folders that hold them, and files of records.
 
     Returns:
         Rows with the entries that docs/json.md lists; `pandas.DataFrame(ekiden.compare(folders))` is a table.

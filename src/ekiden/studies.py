@@ -9,11 +9,11 @@ from itertools import product
 from math import sqrt
 from pathlib import Path
 from statistics import mean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 from torch import nn
 
-from ekiden.api import as_federation, as_method, run
+from ekiden.api import as_federation, as_method, no_argument, run
 from ekiden.base.checks import CountOrZero, checked
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.outside import require_extra
@@ -185,8 +185,8 @@ class Study(Mapping[str, tuple[Result, ...]]):
         return str(self.table().to_html())
 
 
-@checked("methods", "data", "grid", "seeds")
-def study(
+@checked("methods", "data", "grid", "seeds", "others")
+def study(  # noqa: D417  (there are no others)
     methods: Sequence[Method | type[Method] | str],
     data: Any,
     *,
@@ -200,6 +200,7 @@ def study(
     workers: CountOrZero = 1,
     evaluate_every: CountOrZero = 1,
     quiet: bool = False,
+    **others: Never,
 ) -> Study:
     """Run several methods over the same silos, once with each seed.
 
@@ -227,6 +228,8 @@ def study(
     """
     if isinstance(methods, str) or not isinstance(methods, Sequence) or not methods:
         raise UserError("study takes a list of methods: study([FedSeq(epochs=10), 'fedgram'], silos)")
+    for name in others:
+        raise no_argument(name, list(signature(study).parameters.keys() - {"others"}), methods[0])
     whole = tuple(seeds) if isinstance(seeds, Sequence) else ()
     if not whole or len(set(whole)) < len(whole) or any(type(seed) is not int or seed < 0 for seed in whole):
         raise UserError(f"seeds must be different whole numbers, 0 or more, not {seeds!r}")

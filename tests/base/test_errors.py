@@ -18,7 +18,8 @@ def test_warnings_about_data_are_lines_and_others_are_not_shown(capsys: pytest.C
 @pytest.mark.parametrize(
     ("given", "ours"),
     [("--silo-column", "--group-column"), ("site", "group_column"), ("--patient-column", "--subject-column"),
-     ("target_column", "label_column"), ("num-rounds", "rounds"), ("epoch", "epochs")],
+     ("target_column", "label_column"), ("num-rounds", "rounds"), ("epoch", "epochs"),
+     ("AUROC", "auroc"), ("ROC AUC", "auroc"), ("f1", "macro_f1"), ("F1-score", "macro_f1")],
 )  # fmt: skip
 def test_names_of_other_libraries_lead_to_ours(given: str, ours: str) -> None:
     known = [ours, "--time-column", "image_column", "--image-column"]

@@ -43,6 +43,7 @@ QUICK = """
 seeds = [0]
 [settings]
 clients = 2
+task = "classification"
 epochs = 1
 [[row]]
 label = "none"

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ekiden import FederatedData, Hardware, Result, Training, UserError, run
+from ekiden.base.checks import plain
 from ekiden.base.settings import batches
 from ekiden.data import federate
 from ekiden.data.tasks import Classification, Task
@@ -27,6 +28,7 @@ from ekiden.methods.chain.fedtasuki.statistics import measure_means as means_of
 from ekiden.methods.chain.fedtasuki.statistics import size_of_means as means_size
 from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan
+from ekiden.runs.summary import trained
 from ekiden.training.network import Network
 from ekiden.training.objective import Forward, Loss, Objective, Work, cross_entropy
 from ekiden.training.weights import Weights
@@ -525,3 +527,9 @@ def test_who_was_left_out_counts_when_it_first_takes_part(
         )
         # The second pass begins with who trained the model alone: nobody else's samples are behind it.
         assert factors == pytest.approx([0.0, *expected])
+
+
+def test_what_show_and_the_card_say_of_training_is_what_the_method_did() -> None:
+    config = {"recipe": Recipe(FedTasuki()).to_json(), "hardware": plain(Hardware())}
+    assert trained(config, {"backward": 3}) == config["recipe"]["training"] | {"select": "tail"}
+    assert trained(config, {"backward": 0}) == {}

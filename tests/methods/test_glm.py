@@ -162,6 +162,7 @@ def test_show_json_and_card_have_the_table(tmp_path: Path, command: Callable[...
     for one in result.coefficients:
         assert f"{one.estimate:.4g}" in shown
         assert f"| {one.column} | {one.estimate:.4g} |" in card
+    assert not any(setting in page for setting in ("batch_size", "optimizer", "lr 0.") for page in (shown, card))
 
 
 def _reference() -> None:

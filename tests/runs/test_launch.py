@@ -46,6 +46,22 @@ def test_neither_a_kill_nor_a_fault_stops_the_others(tmp_path: Path) -> None:
     assert [e.step for e in heard if isinstance(e, Event) and e.run == 2 and e.step][-1] == 2
 
 
+@dataclass(frozen=True)
+class Unreadable(Plan[FedSeq]):
+    """A run that its process cannot read, so that it ends before it begins, as in a script that starts itself."""
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return int, ("no number",)
+
+
+@pytest.mark.slow  # the process imports PyTorch
+def test_a_process_that_cannot_begin_is_not_said_to_lack_memory(tmp_path: Path) -> None:
+    job = LaunchedRun(Unreadable(Recipe(FedSeq())), tmp_path / "run")  # type: ignore[arg-type]
+    (outcome,) = execute([job], lambda event: None, apart=True)
+    assert "ended with an error before it began" in outcome.error
+    assert "memory" not in outcome.error
+
+
 def test_a_run_that_was_finished_before_says_how_many_steps_it_has(tmp_path: Path) -> None:
     job = LaunchedRun(Plan(Recipe(FedSeq(epochs=1)), clients=2), tmp_path / "run")
     for _ in ("the run", "the same again"):

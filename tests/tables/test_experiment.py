@@ -193,6 +193,18 @@ def test_a_mistake_is_named(right: str, wrong: str, said: str) -> None:
     assert said in str(error.value)
 
 
+def test_the_only_column_of_a_file_without_columns_is_the_metric() -> None:
+    row = '[[row]]\nlabel = "A"\nmethod = "fedseq"\n'
+    for given, label in (
+        ("", "accuracy %"),
+        ('[settings]\nmetric = "auroc"\n', "auroc %"),
+        ('[settings]\ntask = "survival"\n', "c_index %"),
+        ('[settings]\ndata = "patients.csv"\n', "headline metric"),
+        ('[settings]\ndata = "patients.csv"\n' + row.replace("A", "B") + 'metric = "auroc"\n', "headline metric"),
+    ):
+        assert experiment.parsed(given + row, "table", "paper", "table.toml").columns == (label,)
+
+
 def test_labels_are_lines() -> None:
     found = read(TABLE.replace('label = "long"', r'label = " lo\nng "'))
     assert found.rows == ("FedELMY", "lo ng", "missing")

@@ -127,6 +127,10 @@ _MEANT = {
         "drop": "drop_columns",
         "validation": "val_fraction",
     },
+    **dict.fromkeys(("auc", "roc_auc", "roc_auc_score"), "auroc"),
+    **dict.fromkeys(("f1", "f1_score", "f1_macro"), "macro_f1"),
+    **dict.fromkeys(("auprc", "pr_auc", "aupr", "map"), "average_precision"),
+    **{"acc": "accuracy", "ece": "calibration_error", "brier_score": "brier", "concordance": "c_index"},
 }
 """What users of other libraries write, and our name for it."""
 
@@ -145,10 +149,11 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
 def nearest(name: str, known: Iterable[str], n: int, cutoff: float = 0.6) -> list[str]:
     """Return the known names that are meant by one that is not known: what others call it, or similar spellings."""
     known = list(known)
-    plain = name.strip("-").replace("-", "_").lower()
+    plain = re.sub(r"[- ]", "_", name.strip("-")).lower()
     meant = _MEANT.get(plain, _MEANT.get(plain.removesuffix("_column"), ""))
     found = [one for one in known if one.lstrip("-").replace("-", "_") == meant]
-    return found or get_close_matches(name, known, n=n, cutoff=cutoff)
+    alike = get_close_matches(name.lower(), [one.lower() for one in known], n=n, cutoff=cutoff)
+    return found or [one for small in alike for one in known if one.lower() == small][:n]
 
 
 @contextmanager

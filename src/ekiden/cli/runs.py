@@ -139,7 +139,7 @@ class CompareOptions:
     """Show runs side by side; those that differ only in the seed as mean ± standard deviation."""
 
     runs: Positional[tuple[Path, ...]]
-    """run folders, sweep folders, and files that `ekiden sweep --records` made"""
+    """run folders, sweep folders, folders that hold them, and files that `ekiden sweep --records` made"""
     json: bool = False
     """print JSON instead of tables; see docs/json.md"""
 

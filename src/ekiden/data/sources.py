@@ -358,7 +358,7 @@ def _digits() -> tuple[Iterable[str], Callable[[], list[Holding]]]:
 
 @checked("silos", "test", "tests", "task")
 def federate(
-    silos: Sequence[Source],
+    silos: Sequence[Source] | Mapping[str, Source],
     test: Source | None = None,
     *,
     tests: Sequence[Source] | None = None,
@@ -375,7 +375,8 @@ def federate(
     """Return one data set held by several silos, each with the samples given for it.
 
     Args:
-        silos: what each client holds for training and validation, as in `from_tensors`.
+        silos: what each client holds for training and validation, as in `from_tensors`; a list, or a dict by their
+            names.
         test: a common test set. Each of its classes is divided among the clients in proportion to their
             training samples of the class.
         tests: or else the test set of each client. Without `test` and `tests`, 20 % of each class of each silo is
@@ -393,9 +394,11 @@ def federate(
     Raises:
         UserError: as in `from_tensors`; or there are no silos, or not as many tests or names as silos.
     """
-    _check(silos, test, tests, names)
+    sources: Any = silos
+    if isinstance(silos, Mapping) and names is None:
+        names, sources = list(silos), list(silos.values())
+    _check(sources, test, tests, names)
     how = reading(columns)
-    sources: Sequence[Any] = silos
     if names is None and all(isinstance(silo, str | PathLike) for silo in sources):
         found = named_silos([fspath(silo) for silo in sources])
         names, sources = list(found), list(found.values())
@@ -429,7 +432,7 @@ def _origin(sources: Sequence[Any], names: Sequence[str], task: Task | str | Non
 def _check(silos: Any, test: Any, tests: Sequence[Any] | None, names: Sequence[str] | None) -> None:
     """Refuse arguments that do not have one entry for each silo."""
     if isinstance(silos, Mapping):
-        raise UserError("federate needs a list of silos: give list(silos.values()) and names=list(silos)")
+        raise UserError("the dict of silos has their names: leave out names")
     one = isinstance(silos, Sequence) and len(silos) == 2 and all(isinstance(s, Tensor | np.ndarray) for s in silos)
     if one or isinstance(silos, str) or not isinstance(silos, Sequence):
         raise UserError(

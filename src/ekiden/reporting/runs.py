@@ -15,7 +15,7 @@ from ekiden.data.tasks import Metric
 from ekiden.engine.folder import settings_in
 from ekiden.methods import known
 from ekiden.runs.summary import Summary, going_on, headline, metric_of, revised, summarise, value_of
-from ekiden.tables.sweep import MARK, OWN, Sweep, opened, refuse_records
+from ekiden.tables.sweep import MARK, OWN, Sweep, opened, refuse_records, runs_in
 from ekiden.tables.verdicts import CellResult, unmeasured
 
 
@@ -135,12 +135,10 @@ def _distinct(folders: Iterable[Path]) -> Iterable[Path]:
 def find(path: Path) -> list[Path]:
     """Return the run folders at or below a path, in the order of their names."""
     refuse_records(path)
-    if (path / "config.json").exists():
-        return [path]
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
         raise UserError(f"{path} {what}: give run folders, or a folder that holds them")
-    found = sorted(file.parent for file in path.rglob("config.json"))
+    found = runs_in(path)
     if not found:
         raise UserError(f"{path} holds no run (no config.json in or below it): give the path that the run printed")
     return found

@@ -93,6 +93,10 @@ Report = Callable[[Event | RunEnd], None]
 _MOST_LINES = 50  # about this many for the steps of one run
 _SILENCE = 60.0  # seconds without a line during a step
 _DIED = "its process died (out of memory?): run fewer at once, then `ekiden resume`"
+_NOT_STARTED = (
+    "its process ended with an error before it began, which Python printed: in a script, put what starts runs under "
+    '`if __name__ == "__main__":`'
+)
 
 
 def launch(jobs: Sequence[LaunchedRun], console: Console, cores: int | None = None) -> list[RunEnd]:
@@ -262,7 +266,7 @@ def _follow(run: int, job: LaunchedRun, report: Report, children: _Children) -> 
     process = context.Process(target=_child, args=(run, job, theirs))
     children.start(process)
     theirs.close()
-    outcome = RunEnd(run, job.folder, _DIED)
+    outcome, begun = None, False
     while True:
         try:
             event = ours.recv()
@@ -271,9 +275,13 @@ def _follow(run: int, job: LaunchedRun, report: Report, children: _Children) -> 
         if isinstance(event, RunEnd):
             outcome = event
         else:
+            begun = True
             report(event)
     if process.pid is not None:
         process.join()
+    if outcome is None:  # after a kill the code is below 0
+        unable = not begun and (process.exitcode or 0) > 0
+        outcome = RunEnd(run, job.folder, _NOT_STARTED if unable else _DIED)
     if not children.stopped:
         report(outcome)
     return outcome

@@ -277,12 +277,12 @@ def metric_of(run: Summary, key: str) -> Metric:
 
 def about(run: Summary) -> str:
     """Describe data, training and result in a few lines."""
-    used = run.recipe["training"] | {"select": selection(run.config)}
-    training = ", ".join(f"{k} {v}" for k, v in used.items() if v != [])
+    training = ", ".join(f"{k} {v}" for k, v in trained(run.config, run.last).items() if v != [])
     state = "finished" if run.finished else f"stopped after step {run.last.get('step', 0)}: {going_on(run)}"
     return (
         f"{_data(run.config)}; seed {run.recipe['seed']}; model of {size(run.config['model_bytes'])}\n"
-        f"{training}\n{state}; {size(run.last.get('bytes', 0))} moved, {duration(run.seconds)}"
+        + (f"{training}\n" if training else "")
+        + f"{state}; {size(run.last.get('bytes', 0))} moved, {duration(run.seconds)}"
         + (f"\nalways giving the commonest class: {_majority([run])} % accuracy" if "majority" in run.last else "")
         + (f"\n{line}" if (line := divergence(run)) else "")
     )
@@ -466,13 +466,20 @@ def revised(config: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(change, who) for change, who in made if change in _CHANGES]
 
 
-def selection(config: dict[str, Any]) -> str:
+def trained(config: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how clients trained, as the method decided it; nothing if they did not train up to the last row."""
+    if last.get("backward") == 0:
+        return {}
+    return {**config["recipe"]["training"], "select": selection(config)}
+
+
+def selection(config: Mapping[str, Any]) -> str:
     """Return what local training returned in a run. It differs from `--select` if the method decides it."""
     method, select = _method(config), config["recipe"]["training"]["select"]
     return str(config["selection"]) if method is None else method.selection(select)
 
 
-def _method(config: dict[str, Any]) -> Method | None:
+def _method(config: Mapping[str, Any]) -> Method | None:
     """Return the method of a run; None if it was made in Python, or in a file that is gone or has changed."""
     settings_in(config)
     return recipe_of(config["recipe"]).method if known(config["recipe"]["method"]) else None

@@ -12,7 +12,7 @@ from ekiden.data.samples import said_in
 from ekiden.data.tasks import Classification, MultiLabel, Regression, Survival
 from ekiden.results.recalibration import recalibration_in
 from ekiden.results.result import LoadedModel, Result, flat, inputs_of, not_finished, task_in
-from ekiden.runs.summary import size
+from ekiden.runs.summary import size, trained
 from ekiden.training.private import condition
 
 _BODY = """
@@ -151,7 +151,11 @@ def _data(config: Mapping[str, Any]) -> list[str]:
 
 def _training(result: Result) -> list[str]:
     config = result.config
-    settings = {**config["recipe"]["hyperparameters"], **config["recipe"]["training"], "seed": config["recipe"]["seed"]}
+    settings = {
+        **config["recipe"]["hyperparameters"],
+        **trained(config, _last(result)),
+        "seed": config["recipe"]["seed"],
+    }
     settings |= {"dp": config["recipe"].get("dp", "")}
     settings = {name: value for name, value in settings.items() if value not in ([], (), "")}
     changes = [change for made in config.get("revisions", []) for change in made.items()]

@@ -14,6 +14,7 @@ from typing import Any, Union, get_args, get_origin
 
 from ekiden.base import outside
 from ekiden.base.errors import UserError, at, unknown
+from ekiden.data.sources import NAMED
 from ekiden.data.tasks import KINDS
 from ekiden.engine.method import Method
 from ekiden.methods import LAP, METHODS, method_named
@@ -124,7 +125,7 @@ def budgets(values: object, kinds: Iterable[type[Method]]) -> dict[str, Budget]:
 
 
 METRICS = ("accuracy", "client_mean", "client_mean_trained", "global_accuracy")
-_OF_TASKS = tuple(dict.fromkeys(metric.name for kind in KINDS.values() for metric in kind.metrics))
+_OF_TASKS = {metric.name: metric for kind in KINDS.values() for metric in kind.metrics}
 OWN_DATA = ("client_mean", "client_mean_trained")
 """Metrics on each client's own test data, before and after averaging. Only values of one kind are compared."""
 _TOP = (
@@ -248,13 +249,13 @@ def parsed(content: str, name: str, budget: str, where: str) -> Experiment:
             if key not in _TOP:
                 raise unknown("entry", key, _TOP)
         seeds = _seeds(values.get("seeds", [0]))
-        columns = _entries(values, "column", _OWN) if "column" in values else [{"label": "accuracy %"}]
-        rows = _entries(values, "row", _ROW)
+        rows, default = _entries(values, "row", _ROW), table(values.get("settings", {}), "settings")
+        columns = _entries(values, "column", _OWN) if "column" in values else [{"label": _measured(default, rows)}]
         kinds = {method_named(text(e, "method")) for e in (*columns, *rows) if "method" in e and "skip" not in e}
         known = budgets(values.get("budget", {}), kinds)
         if budget not in known:
             raise unknown("budget", budget, known)
-        chosen, default = known[budget], table(values.get("settings", {}), "settings")
+        chosen = known[budget]
         runs = _printed_seeds(values.get("printed_seeds"))
         cells = tuple(_cell(default, columns, i, row, chosen, runs) for row in rows for i in range(len(columns)))
         _check_folders(cells)
@@ -383,6 +384,19 @@ def _cell(
         if metric == "client_mean_trained" and plan.recipe.evaluate_on != "own":
             raise UserError(f'metric {metric} is not measured: add evaluate_on = "own"')
         return replace(cell, plan=plan, scaled=scaled)
+
+
+def _measured(default: Entry, rows: Sequence[Entry]) -> str:
+    """Return the label of the only column of a file without columns: the metric, if all rows have the same."""
+    found = set()
+    for row in rows:
+        layers = [part for layer in (default, row) for part in _parts(layer, _last((default, row), "method"))]
+        name, task, data = (_last(layers, key) for key in ("metric", "task", "data"))
+        if name not in _OF_TASKS or name == METRICS[0]:  # accuracy, or what the task has in its place
+            first = KINDS[task].metrics[0].name if task in KINDS else METRICS[0]
+            name = first if task in KINDS or not data or data in NAMED else "headline metric"
+        found.add(f"{name}{_OF_TASKS[name].unit}" if name in _OF_TASKS else name)
+    return found.pop() if len(found) == 1 else "headline metric"
 
 
 def _last(layers: Sequence[Entry], key: str) -> str:

@@ -383,19 +383,30 @@ def failures(sweep: Sweep) -> list[tuple[SweepRun, str]]:
 
 
 def expand(paths: Iterable[Path]) -> list[Path]:
-    """Return run folders, from run folders and sweep folders."""
+    """Return run folders, from run folders, sweep folders and folders that hold them."""
     found: list[Path] = []
     for path in paths:
         refuse_records(path)
         if (path / MARK).exists():
             found += [run.folder for run in opened(path).runs() if run.begun]
         elif path.name not in OWN:  # a pattern such as runs/sweep/* also matches these files
-            found.append(path)
+            found += runs_in(path) or [path]
+    return found
+
+
+def runs_in(path: Path) -> list[Path]:
+    """Return the run folders at or below a path, in the order of their names; not what lies in a run folder."""
+    if (path / "config.json").exists():
+        return [path]
+    found: list[Path] = []
+    for folder in sorted(file.parent for file in path.rglob("config.json")):
+        if not any(one in folder.parents for one in found[-1:]):
+            found.append(folder)
     return found
 
 
 def summaries(paths: Iterable[Path]) -> list[Summary]:
-    """Return the summaries of run folders, sweep folders and files of records."""
+    """Return the summaries of run folders, sweep folders, folders that hold them, and files of records."""
     found: list[Summary] = []
     for path in paths:
         if _is_records(path):
