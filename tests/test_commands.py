@@ -202,6 +202,24 @@ def test_a_report_draws_runs_over_data_in_memory_if_they_are_given(in_memory: Pa
     assert "the data of north, south differ" in other
 
 
+def test_a_frame_gets_rows_of_predictions_as_its_file_does(in_memory: Path, tmp_path: Path) -> None:
+    """Other columns are ignored, a threshold is of the second class, and a missing column is named."""
+    rows = frame(7, 5).assign(id=range(5))
+    rows.to_csv(tmp_path / "new.csv", index=False)
+    found = ekiden.predict(in_memory, rows, threshold=0.0)
+    assert {row["prediction"] for row in found} == {"yes"}
+    assert list(found[0]) == ["row", "prediction", "probability_no", "probability_yes"]
+    of_file = ekiden.predict(in_memory, tmp_path / "new.csv", threshold=0.0)
+    assert of_file == [{"file": str(tmp_path / "new.csv"), **row} for row in found]
+    assert ekiden.predict(in_memory, rows.to_dict("list"), tmp_path / "out.csv") == 5
+    with pytest.raises(UserError, match="the frame given has no column 'age'"):
+        ekiden.predict(in_memory, rows.drop(columns="age"))
+    with pytest.raises(UserError, match="threshold 2 is not a share"):
+        ekiden.predict(in_memory, rows, threshold=2)
+    with pytest.raises(UserError, match="give a path or a list of paths, not int"):
+        ekiden.predict(in_memory, 3)
+
+
 def test_values_by_class_client_and_on_validation_data(in_memory: Path, files: Path, tmp_path: Path) -> None:
     silos = of_files(files)
     result = ekiden.run(FedSeq(epochs=2), silos, folder=tmp_path / "run", **FAST)

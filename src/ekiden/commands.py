@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, overload
 
 import torch
 from torch import Tensor
@@ -225,26 +225,61 @@ def topology(name: str = "ring", clients: Annotated[int, Range(least=1, most=100
     }
 
 
+@overload
 def predict(
     run: Folder | LoadedModel,
-    files: Folder | Sequence[Folder],
+    source: Any,
+    out: None = None,
+    *,
+    client: str = ...,
+    column: str = ...,
+    threshold: float | None = ...,
+    network: ModelSource | None = ...,
+) -> list[dict[str, Any]]: ...
+
+
+@overload
+def predict(
+    run: Folder | LoadedModel,
+    source: Any,
     out: Folder,
+    *,
+    client: str = ...,
+    column: str = ...,
+    threshold: float | None = ...,
+    network: ModelSource | None = ...,
+    overwrite: bool = ...,
+) -> int: ...
+
+
+def predict(
+    run: Folder | LoadedModel,
+    source: Any,
+    out: Folder | None = None,
     *,
     client: str = "",
     column: str = "",
+    threshold: float | None = None,
     network: ModelSource | None = None,
     overwrite: bool = False,
-) -> int:
-    """Write the predictions of a run's model for files, and return the number of samples.
+) -> list[dict[str, Any]] | int:
+    """Return the predictions of a run's model, a row for each sample; or write them, and return how many they are.
 
     Args:
         run: the run folder, or its model.
-        files: what the model takes: images and folders of them, tables, texts, arrays.
-        out: file to write, .parquet or .csv; for segmentation a folder of masks.
+        source: what the model takes: a path or a list of paths (images and folders of them, tables, texts, arrays), a
+            frame, or a dict of columns.
+        out: file to write, .parquet or .csv; for segmentation a folder of masks. None returns the rows instead.
         client: name of a client whose personal model is used.
         column: column of tables that holds the samples; by default that of the run's own data.
+        threshold: of two classes, the probability from which on a sample is of the second one; by default the one that
+            `ekiden evaluate --calibrate` chose, or 1/2.
         network: as in `ekiden.load_model`.
         overwrite: whether a file that is there is replaced.
+
+    Returns:
+        Rows with `file` (not of a frame), `row`, `prediction` and the other columns of `ekiden predict`; with `out` the
+        number of samples.
 
     Raises:
         UserError: a file is broken or does not fit the model, or the output cannot be written.
@@ -253,7 +288,11 @@ def predict(
     if not isinstance(model, LoadedModel):
         column = column or column_in(read_config(path_of(model)))
         model = load_model(model, client=client, network=network)
-    return predictions.predict(model, _paths(files), os.fspath(out), column=column, overwrite=overwrite)
+    given = source if predictions.is_frame(source) else _paths(source)
+    if out is None:
+        return predictions.rows(model, given, column=column, threshold=threshold)
+    place = os.fspath(out)
+    return predictions.predict(model, given, place, column=column, overwrite=overwrite, threshold=threshold)
 
 
 def export(

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ekiden.base.errors import UserError
 from ekiden.base.files import disk_error
+from ekiden.data import frames
 from ekiden.data.kinds import Tokens, texts
 from ekiden.data.tasks import Classification, LanguageModelling, MultiLabel, ScaledTask, Segmentation
 from ekiden.data.tasks.base import IGNORED
@@ -190,7 +191,7 @@ def _palette(classes: int) -> list[int]:
 
 def predict(
     model: LoadedModel,
-    files: Iterable[Path],
+    source: Any,
     out: str = STDOUT,
     *,
     column: str = "",
@@ -205,7 +206,8 @@ def predict(
 
     Args:
         model: from `ekiden.load_model`.
-        files: images, folders of images, Parquet or CSV files, arrays, as the model takes them.
+        source: a list of images, folders of images, Parquet or CSV files, arrays, as the model takes them; or a frame
+            or a dict of columns, whose rows have no `file`.
         out: a .parquet or .csv file; "-" for CSV to the standard output; for segmentation a folder.
         column: the column of tables with the images or texts; in files with several arrays, the array of samples.
         overwrite: whether a file of this name is replaced.
@@ -215,17 +217,43 @@ def predict(
     Returns:
         The number of samples.
     """
-    chosen = model.recalibration.threshold if model.recalibration else None
-    answers = Answers(model, chosen if threshold is None else threshold)
-    reader = SampleReader(model.inputs, model.shape, column, _AT_ONCE.get(type(model.task), 256))
+    answers = _answers(model, threshold)
     if isinstance(model.task, Segmentation):
         check_mask_folder(out, overwrite)
-        return write_masks(model, reader.read(reader.found(list(files))), Path(out))
+        batches, _ = _batches(model, source, column)
+        return write_masks(model, batches, Path(out))
     check_out(out, overwrite)
-    found = reader.found(list(files))
-    numbered = any(reader.holds_many(file) for file in found)
+    batches, named = _batches(model, source, column)
     with _writer(out) as write:
-        return sum(write(_table(batch, answers, numbered)) for batch in reader.read(found))
+        return sum(write(_table(batch, answers, named)) for batch in batches)
+
+
+def rows(model: LoadedModel, source: Any, *, column: str = "", threshold: float | None = None) -> list[dict[str, Any]]:
+    """Return the model's prediction for each sample, with the columns that `predict` writes; arguments as there."""
+    if isinstance(model.task, Segmentation):
+        raise UserError("a segmentation gives a mask for each image: name a folder for them, --out")
+    answers = _answers(model, threshold)
+    batches, named = _batches(model, source, column)
+    return [row for batch in batches for row in _table(batch, answers, named).to_pylist()]
+
+
+def _answers(model: LoadedModel, threshold: float | None) -> Answers:
+    chosen = model.recalibration.threshold if model.recalibration else None
+    return Answers(model, chosen if threshold is None else threshold)
+
+
+def is_frame(source: Any) -> bool:
+    """Return whether samples are given as a frame or a dict of columns, and not as files."""
+    return isinstance(source, dict) or frames.is_frame(source)
+
+
+def _batches(model: LoadedModel, source: Any, column: str) -> tuple[Iterator[Batch], tuple[str, ...]]:
+    """Return the samples, and which columns name them."""
+    reader = SampleReader(model.inputs, model.shape, column, _AT_ONCE.get(type(model.task), 256))
+    if is_frame(source):
+        return reader.read_frame(source), ("row",)
+    found = reader.found(list(source))
+    return reader.read(found), ("file", "row") if any(map(reader.holds_many, found)) else ("file",)
 
 
 def check_out(out: str, overwrite: bool) -> None:
@@ -249,13 +277,11 @@ def check_free(path: Path, overwrite: bool) -> None:
         raise UserError(f"cannot write {path}: {path.parent} is not writable")
 
 
-def _table(batch: Batch, answers: Answers, numbered: bool) -> Any:
+def _table(batch: Batch, answers: Answers, named: Sequence[str]) -> Any:
     import pyarrow as pa  # noqa: PLC0415  (`import ekiden` stays light)
 
-    names = {"file": pa.array(batch.files, pa.string())}
-    if numbered:
-        names["row"] = pa.array(batch.rows, pa.int64())
-    return pa.table(names | answers(batch.x))
+    names = {"file": pa.array(batch.files, pa.string()), "row": pa.array(batch.rows, pa.int64())}
+    return pa.table({name: names[name] for name in named} | answers(batch.x))
 
 
 @contextmanager

@@ -23,6 +23,8 @@ from ekiden.results.result import LoadedModel
 from ekiden.runs.plan import plan_in
 
 _TRIED = 64
+FRAME = "the frame given"
+"""What messages call a frame, which has no file."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,20 @@ class SampleReader:
                 yield from self._alone(single, notes)
                 single = []
             if self.holds_many(file):
-                yield from self._array(file) if file.suffix.lower() in arrays.SUFFIXES else self._table(file, notes)
+                many = file.suffix.lower() in arrays.SUFFIXES
+                yield from self._array(file) if many else self._table(file, str(file), notes)
         yield from self._alone(single, notes)
         notes.warn("the files given")
+
+    def read_frame(self, frame: Any) -> Iterator[Batch]:
+        """Yield batches of the rows of a frame or a dict of columns. Their file is `FRAME`.
+
+        Warns:
+            DataWarning: at the end, what should be known about how images were read.
+        """
+        notes = Notes()
+        yield from self._table(frame, FRAME, notes)
+        notes.warn(FRAME)
 
     @property
     def _many(self) -> tuple[str, ...]:
@@ -160,26 +173,26 @@ class SampleReader:
                 f"{file} cannot be read as an array ({frames.first(error)}): save it by numpy.save"
             ) from None
 
-    def _table(self, file: Path, notes: Notes) -> Iterator[Batch]:
-        """Yield the rows of a Parquet or CSV file."""
+    def _table(self, source: Any, file: str, notes: Notes) -> Iterator[Batch]:
+        """Yield the rows of a Parquet or CSV file, or of a frame."""
         start = 0
         if isinstance(self.inputs, Table):  # all rows together say how numbers and dates are written
-            table = frames.arrow(file, str(file))
+            table = frames.arrow(source, file)
             _check_columns(table.column_names, [*self.inputs.numeric, *self.inputs.categorical], file)
-            whole = self.inputs.read(table, str(file))
+            whole = self.inputs.read(table, file)
             for rows in np.split(np.arange(len(whole)), range(self.batch, len(whole), self.batch)):
                 x = self.inputs.encode(whole.taken(rows))
-                yield Batch([str(file)] * len(x), rows.tolist(), x)
+                yield Batch([file] * len(x), rows.tolist(), x)
             return
-        for part in _parts(file, self.batch, self._wants()):
+        for part in _parts(source, file, self.batch, self._wants()):
             names = [f"{row_text(start + i)} of {file}" for i in range(part.num_rows)]
             if self.inputs.ragged and (lost := part.column(0).is_null().to_pylist()) and any(lost):
                 raise UserError(
                     f"{names[lost.index(True)]} has no text in column {part.column_names[0]!r}: give it one"
                 )
-            raw = self.inputs.of_cells(part, str(file))
+            raw = self.inputs.of_cells(part, file)
             x = self._encoded(raw, names, notes)
-            yield Batch([str(file)] * len(x), list(range(start, start + len(x))), x)
+            yield Batch([file] * len(x), list(range(start, start + len(x))), x)
             start += part.num_rows
 
     def _wants(self) -> tuple[str, ...]:
@@ -212,10 +225,10 @@ class SampleReader:
         return x
 
 
-def _parts(file: Path, batch: int, columns: Sequence[str]) -> Iterator[Any]:
+def _parts(source: Any, file: str, batch: int, columns: Sequence[str]) -> Iterator[Any]:
     """Yield some rows of a table at a time, with these columns. Only Parquet is read in parts; other files at once."""
-    if file.suffix.lower() != ".parquet":
-        table = frames.arrow(file, str(file))
+    if not isinstance(source, Path) or source.suffix.lower() != ".parquet":
+        table = frames.arrow(source, file)
         _check_columns(table.column_names, columns, file)
         table = table.select(list(columns)) if columns else table
         yield from (table.slice(start, batch) for start in range(0, len(table), batch))
@@ -229,7 +242,7 @@ def _parts(file: Path, batch: int, columns: Sequence[str]) -> Iterator[Any]:
         raise UserError(f"{file} cannot be read as Parquet, copy or write it again ({frames.first(error)})") from None
 
 
-def _check_columns(has: Sequence[str], wanted: Sequence[str], file: Path) -> None:
+def _check_columns(has: Sequence[str], wanted: Sequence[str], file: str) -> None:
     if lacking := [name for name in wanted if name not in has]:
         hint = "name it by --column" if len(wanted) == 1 else "add it"
         raise UserError(f"{file} has no column {lacking[0]!r}, it has {', '.join(has)}: {hint}")
