@@ -20,7 +20,7 @@ from ekiden.recipe import Recipe
 from ekiden.reporting import figures
 from ekiden.reporting.figures import flows, hops, lost_points
 from ekiden.reporting.models import Opener, accuracies, embedding, surface, trained
-from ekiden.reporting.runs import collect
+from ekiden.reporting.runs import collect, partition
 from ekiden.reporting.tables import Entry, command
 from ekiden.runs.plan import Plan
 from ekiden.runs.summary import summarise
@@ -164,3 +164,9 @@ def test_a_crowded_figure_holds_the_best_and_its_numbers_all(runs: Path, monkeyp
     assert {text.get_text() for text in shown} == set(sorted(ends, key=lambda name: -ends[name])[:2])
     last = [row for row in drawing.rows if row[0] == groups[0].name][-1]
     assert last[2] == pytest.approx(ends[groups[0].name])
+
+
+def test_silos_of_a_column_are_the_same_setting_from_python_and_the_command_line() -> None:
+    column = {"group_column": "ward"}
+    asked, split_up = ({"plan": {"partition": p, "reading": column}} for p in ("auto", "natural"))
+    assert partition(asked) == partition(split_up) == "natural"

@@ -148,6 +148,8 @@ def partition(config: Mapping[str, Any]) -> str:
     """Return how the data were divided. For `auto` this is what it stood for, if that is known."""
     plan = said_in(config)
     given = str(plan.get("partition", ""))
+    if given == "auto" and plan.get("reading", {}).get("group_column"):
+        return "natural"
     if given == "auto" and plan.get("data") in NAMED:
         return "domains" if NAMED[plan["data"]].domains else "dirichlet:0.5"
     return given
