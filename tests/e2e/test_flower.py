@@ -12,7 +12,7 @@ import ssl
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import pytest
 from ekiden.engine.folder import read_lines
 from ekiden.engine.method import Method
 from ekiden.methods import SCAFFOLD, DFedAvgM, FedELMY, FedGram, FedSeq, MAEcho
+from ekiden.recipe import Recipe
 from ekiden.transports.flower import commands
 from ekiden.transports.flower.trust import agreement as agreements
 from ekiden.transports.flower.trust import keys
@@ -141,13 +142,19 @@ def test_what_terms_say_of_the_network_is_refused_by_real_silos(
         "code": ({"model": f"{federation.folder}/own.py:mine"}, "is code in a file, which silos do not execute"),
         "file": ({"pretrained": f"{federation.folder}/net.safetensors", "values": "0" * 32}, "needs 'net.safetensors'"),
         "adapters": ({"train": "lora:r=4096", "model": "resnet18"}, "client-"),
-        "many": ({"train": "lora:r=1000000000"}, "does not describe adapters"),
+        "many": ({"train": "lora:r=7"}, "does not describe adapters"),
         "values": ({"train": "head"}, "has other values of mlp"),
         "task": ({"task": '{"kind": "regression", "metric": "/x.py:f"}'}, "has no metric"),
         "inputs": ({"inputs": '{"kind": "arrays", "more": 1}'}, "unknown entry 'more': leave it out"),
         "samples": ({"inputs": '{"kind": "tokens", "vocabulary": 1000000000000}'}, "in another way than the run"),
     }
-    hostile = {what: replace(terms, run=secrets.token_hex(8), **change).text() for what, (change, _) in changes.items()}
+    own = {field.name for field in fields(Recipe)}
+    hostile = {}
+    for what, (change, _) in changes.items():
+        recipe = replace(terms.recipe, **{name: value for name, value in change.items() if name in own})
+        rest = {name: value for name, value in change.items() if name not in own}
+        hostile[what] = replace(terms, run=secrets.token_hex(8), recipe=recipe, **rest).text()
+    hostile["many"] = hostile["many"].replace("lora:r=7", "lora:r=1000000000")  # a recipe refuses it
     before = sorted(federation.folder.glob("client-*-silo/runs/*"))
     found = attacked(federation, tmp_path, "claims", json.dumps(hostile))
     assert len(found) == 3 * len(changes)
