@@ -315,6 +315,7 @@ ALL = FedGram(features="patches", patch="3", width=32, min_active=10, dictionary
         (FedGram(width=400, min_active=10), {}, "the first silo of fedgram chooses the features, .* dictionary='seed'"),
         (ALL, {}, "the first silo of fedgram chooses the features"),
         (FedGram(width=400, topology="star", **SAFE), {}, "has topology = 'star', client-0 allows only 'chain'"),
+        (FedRAN(width=400, topology="star", **SAFE), {}, "has topology = 'star', client-0 allows only 'chain'"),
         (FedKrylov(width=400, min_active=10), {}, "the first silo of fedkrylov chooses the features"),
         (with_lap(FedSeq(epochs=1)), {}, r"chooses the features, .*: leave out \+lap"),
         (GLM(), {}, "the last silo of glm chooses where sums are taken, .*: give family=.linear"),
@@ -405,14 +406,16 @@ def test_a_silo_allows_values_of_hyperparameters(tmp_path: Path) -> None:
     def read_with(more: str) -> SiloFile:
         return silo_file(tmp_path, "client-0", more, trusting=False)
 
-    assert read_with("").allow == {"fedgram": {"topology": ("chain",)}}
+    fedran = {"fedran": {"topology": ("chain",)}}
+    assert read_with("").allow == {"fedgram": {"topology": ("chain",)}} | fedran
     file = read_with('[allow.fedgram]\nhead = ["ridge"]\n[allow.fedseq]\nepochs = [1, 5]\n')
-    assert file.allow == {"fedgram": {"topology": ("chain",), "head": ("ridge",)}, "fedseq": {"epochs": (1, 5)}}
+    rules = {"fedgram": {"topology": ("chain",), "head": ("ridge",)}, "fedseq": {"epochs": (1, 5)}}
+    assert file.allow == rules | fedran
     check_terms(file, TERMS)
     with pytest.raises(UserError, match=r"fedseq has epochs = 2, client-0 allows only 1, 5 \(allow.fedseq in its"):
         check_terms(file, replace(TERMS, recipe=replace(TERMS.recipe, method=FedSeq(epochs=2))))
     star = read_with('[allow.fedgram]\ntopology = ["star"]\n')
-    assert star.allow == {"fedgram": {"topology": ("star",)}}
+    assert star.allow == {"fedgram": {"topology": ("star",)}} | fedran
     for more, message in (
         ("[allow.fedsex]\nepochs = [1]\n", "unknown method in allow 'fedsex'"),
         ("[allow.fedseq]\nepoch = [1]\n", "unknown hyperparameter in allow.fedseq 'epoch'"),

@@ -36,8 +36,8 @@ Allow = Mapping[str, Mapping[str, tuple[Any, ...]]]
 _TITLES = tuple(kind.title() for kind in METHODS if not kind.traits.pools_data)
 EVALUATE = "evaluate"
 _LEAST_SALT, _MOST_SALT = 16, 64
-ALLOWED: Allow = {"fedgram": {"topology": ("chain",)}}
-"""by default no coordinator adds up: it would read the totals"""
+ALLOWED: Allow = {title: {"topology": ("chain",)} for title in ("fedgram", "fedran")}
+"""by default no coordinator adds up: it would read the totals, or what each silo sent"""
 
 
 @dataclass(frozen=True)
