@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tempfile
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 from filelock import Timeout
 
 from ekiden.base.files import lock_file, locked
+from ekiden.tables.records import held
+from ekiden.transports.flower.silo.participation import log_request
 
 HOLDER = """
 import sys, time
@@ -44,4 +47,16 @@ def locked_at_once(file: Path) -> AbstractContextManager[None]:
 def test_a_lock_beside_a_path_is_the_same_for_all_its_names(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "folder")
-    assert lock_file(tmp_path / "folder") == lock_file(tmp_path / "link") != lock_file(tmp_path)
+    assert lock_file(tmp_path / "folder") == lock_file(tmp_path / "link") == tmp_path / ".folder.lock"
+
+
+def test_a_silo_leaves_no_lock_outside_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temp"))
+    (tmp_path / "temp").mkdir()
+    log_request(tmp_path / "silo", "hello")
+    with held(tmp_path / "records" / "a.jsonl"):
+        assert not [*(tmp_path / "temp").iterdir()]
+    assert {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*lock")} == {
+        "silo/.requests.log.lock",
+        "records/.lock",
+    }

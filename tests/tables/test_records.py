@@ -224,7 +224,7 @@ def test_two_sweeps_keep_their_records_in_one_file(done: tuple[sweep.Sweep, Path
     file.parent.mkdir()
     (file.parent / ".kept.jsonl.1.tmp").touch()
     assert [sweep.keep_records(swept, TABLE, file) for swept in sweeps] == [1, 2]
-    assert [path.name for path in file.parent.iterdir()] == ["kept.jsonl"]
+    assert sorted(path.name for path in file.parent.iterdir()) == [".lock", "kept.jsonl"]
 
 
 def test_a_sweep_that_began_before_its_file_grew_does_not_bring_the_old_one_back(

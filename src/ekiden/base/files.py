@@ -263,9 +263,9 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
 
 
 def lock_file(path: Path) -> Path:
-    """Return this user's lock file for `path`, in the folder for temporary files."""
-    digest = hashlib.blake2b(f"{Path.home()}\n{path.resolve()}".encode(), digest_size=12).hexdigest()
-    return Path(tempfile.gettempdir()) / f"ekiden-{digest}.lock"
+    """Return the lock file for `path`, a hidden file next to it: the same for all names of the path."""
+    found = path.resolve()
+    return found.with_name(f".{found.name}.lock")
 
 
 LARGE = 1 << 28

@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from ekiden.base.errors import UserError
-from ekiden.base.files import disk_error, lock_file, locked, write
+from ekiden.base.files import disk_error, locked, write
 from ekiden.engine.folder import check_config
 from ekiden.runs.summary import COUNTED, Summary
 
@@ -103,7 +103,7 @@ def prepare(path: Path) -> None:
 def held(path: Path) -> Iterator[None]:
     """Keep others from adding to a file of records, so that what was read is still true when the file is written."""
     prepare(path)
-    with locked(lock_file(path.parent)):
+    with locked(path.parent / ".lock"):
         with contextlib.suppress(OSError):
             for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # left by a process that was killed
                 left.unlink(missing_ok=True)
