@@ -30,6 +30,7 @@ from ekiden.methods.exact.closing import ClosingLap
 from ekiden.methods.exact.fedgram import Handoff
 from ekiden.methods.exact.fedkrylov import fedkrylov
 from ekiden.methods.exact.fedkrylov.payloads import OpeningSums
+from ekiden.methods.exact.fedran import Scatter
 from ekiden.models import build
 from ekiden.models.whole_features import PatchFeatures, RandomReLU
 from ekiden.training.weights import Weights
@@ -315,7 +316,8 @@ ALL = FedGram(features="patches", patch="3", width=32, min_active=10, dictionary
         (FedGram(width=400, min_active=10), {}, "the first silo of fedgram chooses the features, .* dictionary='seed'"),
         (ALL, {}, "the first silo of fedgram chooses the features"),
         (FedGram(width=400, topology="star", **SAFE), {}, "has topology = 'star', client-0 allows only 'chain'"),
-        (FedRAN(width=400, topology="star", **SAFE), {}, "has topology = 'star', client-0 allows only 'chain'"),
+        (FedRAN(width=400, topology="star", **SAFE), {}, "has topology = 'star', client-0 allows none unless"),
+        (FedRAN(width=400, **SAFE), {}, "has topology = 'chain', client-0 allows none unless its file says so"),
         (FedKrylov(width=400, min_active=10), {}, "the first silo of fedkrylov chooses the features"),
         (with_lap(FedSeq(epochs=1)), {}, r"chooses the features, .*: leave out \+lap"),
         (GLM(), {}, "the last silo of glm chooses where sums are taken, .*: give family=.linear"),
@@ -329,6 +331,35 @@ def test_nobody_chooses_the_features_unless_a_silo_trusts_it(
     with pytest.raises(UserError, match=said):
         far(method, FakeNodes(files), tmp_path / "run", public, **more)
     assert not any((file.folder / "runs").exists() for file in files)
+
+
+def test_the_second_silo_of_fedran_finds_the_training_samples_of_the_first(tmp_path: Path) -> None:
+    """Nothing is masked, so a chain needs a line in the silos' files: samples lie in the span of the directions."""
+    files, public = with_keys(tmp_path, NAMES, '[allow.fedran]\ntopology = ["chain"]\n', trusting=False)
+    noted: list[tuple[FedRAN, Any, Tensor]] = []
+    joined = FedRAN.joined
+
+    def notes(patch: pytest.MonkeyPatch) -> None:
+        def noting(self: FedRAN, client: Any, model: Weights, received: Any) -> Any:
+            features = self.adopted(client, model, received.settled)
+            with torch.no_grad():
+                phi = features(torch.cat([images(NAMES[0]), images(NAMES[2])]).to(client.unit()))
+            noted.append((self, received.summary, phi.double()))
+            return joined(self, client, model, received)
+
+        patch.setattr(FedRAN, "joined", noting)
+
+    nodes = Tampering(files, {NAMES[1]: notes})
+    far(FedRAN(width=400, rank=0.5, **SAFE), nodes, tmp_path / "run", public)
+    ((_, summary, phi),) = noted
+    own = len(images(NAMES[0]))
+    found = Scatter.read(summary.checked(400, 10, 200))
+    usual = [k for k in range(10) if found.counts[k]]
+    basis, _ = torch.linalg.qr(found.rows)
+    apart = torch.stack([phi - found.means[:, k] for k in usual])
+    outside = ((apart - apart @ basis @ basis.T).norm(dim=2) / apart.norm(dim=2)).amin(0)
+    members, others = outside[:own], outside[own:]
+    assert int((members < others.min()).sum()) == int(found.counts.sum()) > 100  # all but those of rare classes
 
 
 def test_cox_regression_needs_trust_too(tmp_path: Path) -> None:
@@ -406,7 +437,7 @@ def test_a_silo_allows_values_of_hyperparameters(tmp_path: Path) -> None:
     def read_with(more: str) -> SiloFile:
         return silo_file(tmp_path, "client-0", more, trusting=False)
 
-    fedran = {"fedran": {"topology": ("chain",)}}
+    fedran = {"fedran": {"topology": ()}}
     assert read_with("").allow == {"fedgram": {"topology": ("chain",)}} | fedran
     file = read_with('[allow.fedgram]\nhead = ["ridge"]\n[allow.fedseq]\nepochs = [1, 5]\n')
     rules = {"fedgram": {"topology": ("chain",), "head": ("ridge",)}, "fedseq": {"epochs": (1, 5)}}

@@ -77,10 +77,8 @@ def _check_method(file: SiloFile, method: Method) -> None:
     title = method.title().removesuffix(LAP)
     for field, allowed in file.allow.get(title, {}).items():
         if (value := getattr(method, field)) not in allowed:
-            listed = ", ".join(map(repr, allowed))
-            raise UserError(
-                f"{title} has {field} = {value!r}, {name} allows only {listed} (allow.{title} in its silo.toml)"
-            )
+            listed = f"only {', '.join(map(repr, allowed))}" if allowed else "none unless its file says so"
+            raise UserError(f"{title} has {field} = {value!r}, {name} allows {listed} (allow.{title} in its silo.toml)")
     if isinstance(method, FixedFeatures) and method.min_active < limits.min_active:
         raise UserError(
             f"{title} has min_active = {method.min_active}, {name} wants {limits.min_active} or more: give "

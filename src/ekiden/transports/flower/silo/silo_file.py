@@ -36,8 +36,8 @@ Allow = Mapping[str, Mapping[str, tuple[Any, ...]]]
 _TITLES = tuple(kind.title() for kind in METHODS if not kind.traits.pools_data)
 EVALUATE = "evaluate"
 _LEAST_SALT, _MOST_SALT = 16, 64
-ALLOWED: Allow = {title: {"topology": ("chain",)} for title in ("fedgram", "fedran")}
-"""by default no coordinator adds up: it would read the totals, or what each silo sent"""
+ALLOWED: Allow = {"fedgram": {"topology": ("chain",)}, "fedran": {"topology": ()}}
+"""by default no coordinator adds up, because it would read the totals; and no summary leaves without masks"""
 
 
 @dataclass(frozen=True)
