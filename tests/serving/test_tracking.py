@@ -71,6 +71,26 @@ def test_a_program_like_weights_and_biases_gets_each_step_once(
     assert ("id" in first) == (package == "wandb")
 
 
+def test_rows_that_a_kill_may_have_lost_are_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """trackio 0.43 loses rows that its thread has not written yet: step 3 of a run that was killed after it."""
+    fake = ModuleType("trackio")
+    fake.init = fake.log = lambda *_, **__: None  # type: ignore[attr-defined]
+    fake.finish = lambda: None  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "trackio", fake)
+    config = {
+        "recipe": {"method": "fedavg", "model": "mlp", "seed": 0, "hyperparameters": {}, "training": {}},
+        "dataset": "digits", "steps": 3, "model_bytes": 1, "clients": ["a"],
+    }  # fmt: skip
+    killed = tracking.WandbLike("trackio")
+    assert killed.begin(tmp_path, config) == 0
+    killed.step(1, {})
+    resumed = tracking.WandbLike("trackio")
+    assert resumed.begin(tmp_path, config) == 0, "nobody knows whether step 1 arrived"
+    resumed.step(1, {})
+    resumed.end(None)
+    assert tracking.WandbLike("trackio").begin(tmp_path, config) == 1
+
+
 def steps(told: list[tuple[str, object]]) -> list[int]:
     return [value[0] for what, value in told if what == "step"]  # type: ignore[index]
 

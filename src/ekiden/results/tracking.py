@@ -162,9 +162,12 @@ class WandbLike:
         """See `Tracker`."""
         self._module = import_module(self.package)
         self._kept = folder / f"{self.package}.json"
-        noted = json.loads(self._kept.read_text(encoding="utf-8")) if self._kept.exists() else {}
-        self._noted = {"id": uuid4().hex[:12], "step": 0, **noted}
-        own = {"id": self._noted["id"], "dir": str(folder)} if self.package == "wandb" else {}
+        if not self._kept.exists():
+            self._id = uuid4().hex[:12]
+            self._note(0)
+        noted = json.loads(self._kept.read_text(encoding="utf-8"))
+        self._id, self._last = str(noted["id"]), int(noted["step"])
+        own = {"id": self._id, "dir": str(folder)} if self.package == "wandb" else {}
         self._module.init(
             project=os.environ.get("WANDB_PROJECT", "ekiden"),
             name=folder.name,
@@ -172,17 +175,21 @@ class WandbLike:
             resume="allow",
             **own,
         )
-        return int(self._noted["step"])
+        return self._last
 
     def step(self, step: int, numbers: Mapping[str, float]) -> None:
         """See `Tracker`."""
         self._module.log(dict(numbers), step=step)
-        self._noted["step"] = step
-        write(self._kept, [json.dumps(self._noted).encode()])
+        self._last = step
 
     def end(self, model: Path | None) -> None:
         """See `Tracker`."""
         self._module.finish()
+        # Only now it is known that the rows arrived: they are sent from a thread, which a kill ends too.
+        self._note(self._last)
+
+    def _note(self, step: int) -> None:
+        write(self._kept, [json.dumps({"id": self._id, "step": step}).encode()])
 
 
 TRACKERS: Mapping[str, tuple[Callable[[], Tracker], str]] = {
