@@ -25,7 +25,7 @@ from ekiden.base.checks import Range, hints_of
 from ekiden.cli.flags import flags
 from ekiden.cli.listing import ends_with, moves
 from ekiden.engine.method import Method
-from ekiden.methods import METHODS
+from ekiden.methods import METHODS, SORTS
 from ekiden.runs import summary
 from ekiden.tables import records
 
@@ -43,10 +43,20 @@ FOLDED = "Cost"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """List the methods' pages in the navigation, by name."""
-    section = next(entry for entry in config.nav or [] if "Methods" in entry)
-    section["Methods"] += sorted(f"methods/{page.name}" for page in (ROOT / "docs/methods").glob("*.md"))
+    """List the methods' pages in the navigation, by kind, under the names before a colon in their titles."""
+    listed = next(entry for entry in config.nav or [] if "Methods" in entry)["Methods"]
+    for sort, methods in SORTS.items():
+        names = sorted(map(page_of, methods))
+        titles = ((ROOT / "docs" / name).read_text(encoding="utf-8").partition("\n")[0] for name in names)
+        kind = sort.partition(":")[0]
+        pages = [{title.removeprefix("# ").partition(":")[0]: name} for title, name in zip(titles, names, strict=True)]
+        listed.append({kind[0].upper() + kind[1:]: pages})
     return config
+
+
+def page_of(method: type[Method]) -> str:
+    """Return the path of a method's page."""
+    return f"methods/{method.__module__.rsplit('.', 1)[1]}.md"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -73,7 +83,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if page.file.src_uri == "leaderboard.md":
         told = f"{len({row[0] for row in board()})} tasks, {len(board())} settings"
         markdown = markdown.replace("LEADERBOARD", leaderboard()).replace("COUNTED", told)
-    own = [m for m in METHODS if page.file.src_uri == f"methods/{m.__module__.rsplit('.', 1)[1]}.md"]
+    own = [m for m in METHODS if page.file.src_uri == page_of(m)]
     for method in own:
         markdown = markdown.replace(f"\n## {FOLDED}\n", f"\n{facts(method)}\n## {FOLDED}\n", 1) + settings(method)
     markdown = re.sub(r"^SIGNATURE ekiden\.(\w+)$", lambda m: signature(getattr(ekiden, m[1])), markdown, flags=re.M)

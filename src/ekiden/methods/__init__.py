@@ -56,59 +56,10 @@ from ekiden.methods.statistics.glm import GLM
 from ekiden.methods.yardsticks.centralized import Centralized
 from ekiden.methods.yardsticks.local import Local
 
-METHODS: tuple[type[Method], ...] = (
-    FedELMY,
-    FedELMYParallel,
-    FedSeq,
-    FedTasuki,
-    SFedKD,
-    FedGram,
-    FedKrylov,
-    FedRAN,
-    GLM,
-    MetaFed,
-    SPFL,
-    Average,
-    Ensemble,
-    OTFusion,
-    PFNM,
-    FedMA,
-    MAEcho,
-    FisherMerging,
-    RegMean,
-    FedFisher,
-    FedLPA,
-    DENSE,
-    CoBoosting,
-    FedOV,
-    FedPFT,
-    FuseFL,
-    DeepAFL,
-    FENS,
-    FedAvg,
-    FedProx,
-    SCAFFOLD,
-    FedNova,
-    FedDyn,
-    FedDC,
-    MOON,
-    FedDisco,
-    CriticalFLServer,
-    DFedAvgM,
-    DFedSAM,
-    FedPer,
-    CriticalFL,
-    DisPFL,
-    UAPDFL,
-    Local,
-    Centralized,
-)
-"""All methods of the library, in the order of `ekiden list`."""
-
 SORTS: dict[str, tuple[type[Method], ...]] = {
-    "one model, handed from client to client": (FedELMY, FedSeq, FedTasuki, SFedKD),
-    "the exact classifier of fixed features, from sums that clients hand on": (FedGram, FedKrylov, FedRAN),
-    "regression with standard errors, from sums that clients hand on": (GLM,),
+    "chains: one model, handed from client to client": (FedELMY, FedSeq, FedTasuki, SFedKD),
+    "exact sums: the classifier of fixed features, from sums that clients hand on": (FedGram, FedKrylov, FedRAN),
+    "regression: with standard errors, from sums that clients hand on": (GLM,),
     "one round: each client trains once, the server combines": (
         *(FedELMYParallel, Average, Ensemble, OTFusion, PFNM, FedMA, MAEcho, FisherMerging, RegMean, FedFisher, FedLPA),
         *(DENSE, CoBoosting, FedOV, FedPFT, FuseFL, DeepAFL, FENS),
@@ -119,7 +70,10 @@ SORTS: dict[str, tuple[type[Method], ...]] = {
     "a model for each client": (MetaFed, DFedAvgM, DFedSAM, FedPer, CriticalFL, DisPFL, UAPDFL),
     "yardsticks: each client alone, all data in one place": (Local, Centralized),
 }
-"""The same by kind, in the order of `ekiden run --help`."""
+"""All methods of the library by kind, in the order of `ekiden run --help`."""
+
+METHODS = tuple(method for sort in SORTS.values() for method in sort)
+"""The same, in the order of `ekiden list`."""
 
 
 def method_named(name: str) -> type[Method]:
