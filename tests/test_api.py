@@ -15,6 +15,7 @@ import torch
 from ekiden import FederatedData, Training, UserError, federate, run, split, steps
 from ekiden.data import Dirichlet, Iid, from_tensors
 from ekiden.methods import FedELMY, FedSeq
+from ekiden.results import tracking
 from tests.conftest import Tiny
 
 pandas = pytest.importorskip("pandas")
@@ -342,6 +343,20 @@ def test_a_step_that_is_not_measured_does_not_change_the_headline() -> None:
     *_, last = steps(FedSeq(epochs=1), data, "mlp", training=FAST, evaluate_every=2)
     assert last.headline == "rmse"
     assert last.score == last.metrics[-1]["rmse"]
+
+
+def test_without_a_terminal_lines_say_how_far_a_run_is(
+    blobs: FederatedData, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(FedSeq(epochs=1), blobs, Tiny())
+    assert not capsys.readouterr().err, "a short run says nothing"
+    monkeypatch.setattr(tracking, "BETWEEN_LINES", 0.0)
+    run(FedSeq(epochs=1), blobs, Tiny())
+    first, *_ = told = capsys.readouterr().err.splitlines()
+    assert len(told) == len(blobs.clients)
+    assert first.startswith(f"fedseq: 1 of {len(blobs.clients)}, accuracy ")
+    run(FedSeq(epochs=1), blobs, Tiny(), quiet=True)
+    assert not capsys.readouterr().err
 
 
 def test_a_bar_is_shown_on_a_terminal_unless_quiet(

@@ -166,7 +166,7 @@ def run(  # noqa: D417  (there are no others)
         metric: the headline metric, which chooses the best epoch on validation data and is `Result.score`: a name
             (docs/tasks.md), a function (answers, labels) -> number for which more is better, or a `Metric`. Empty means
             the task's first metric, which is accuracy in classification.
-        quiet: show no progress bar. Without it, there is a bar on a terminal and in a notebook.
+        quiet: show no progress: else a bar on a terminal and in a notebook, and elsewhere a line each half minute.
 
     Raises:
         UserError: the caller can fix the cause; the run folder then holds the last good state.

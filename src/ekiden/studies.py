@@ -221,7 +221,7 @@ def study(  # noqa: D417  (there are no others)
         metric: the headline metric, which also chooses in the grid.
         workers: processes for the independent tasks of a run.
         evaluate_every: steps between evaluations.
-        quiet: show no bar.
+        quiet: show no progress.
 
     Raises:
         UserError: something that the caller can fix; nothing was run if it is about the arguments.

@@ -13,6 +13,7 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from time import monotonic
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -31,6 +32,8 @@ Advance = Callable[[str, int], None]
 """(text, done): what is shown behind the bar, and how many parts are done."""
 log = logging.getLogger("ekiden")
 Config = Mapping[str, Any]
+BETWEEN_LINES = 30.0
+"""seconds between two lines of progress where no bar can be drawn"""
 
 
 def bars(console: Console, *, transient: bool = False) -> Progress:
@@ -48,10 +51,21 @@ def bars(console: Console, *, transient: bool = False) -> Progress:
 
 @contextmanager
 def bar(name: str, total: int, *, quiet: bool) -> Iterator[Advance]:
-    """Show one bar on the standard error stream while the block runs, and remove it at the end."""
+    """Show one bar on the standard error stream while the block runs; where none can be drawn, a line now and then."""
     console = Console(stderr=True)
-    if quiet or not (console.is_terminal or console.is_jupyter):
+    if quiet:
         yield lambda text, done: None
+        return
+    if not (console.is_terminal or console.is_jupyter):
+        told = monotonic()
+
+        def line(text: str, done: int) -> None:
+            nonlocal told
+            if monotonic() - told >= BETWEEN_LINES:
+                told = monotonic()
+                console.print(f"{name}: {done} of {total}, {text}", markup=False, soft_wrap=True)
+
+        yield line
         return
     with bars(console, transient=True) as progress:
         task = progress.add_task("", total=total, name=name, text="")
