@@ -33,7 +33,7 @@ test: setup lint docs
 	HF_HUB_OFFLINE=1 $(BIN)/pytest -n auto --dist loadgroup -m "not slow"
 
 slow: setup
-	HF_HUB_OFFLINE=1 $(BIN)/pytest -m slow
+	HF_HUB_OFFLINE=1 EKIDEN_FUZZ=5 $(BIN)/pytest -m "slow or hypothesis"
 
 # Which lines the fast tests run. Apart from them, because tracing costs 42 % more processor time (Python 3.11).
 coverage: setup

@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -7,16 +8,26 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from ekiden.cli import app
 from ekiden.conformance.small_runs import Tiny
 from ekiden.conformance.small_runs import blobs as make_blobs
 from ekiden.data import FederatedData
+from tests.fuzz import examples
 from tests.warm import warm_processes
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+settings.register_profile("ekiden", max_examples=examples(30), deadline=None)
+settings.load_profile("ekiden")
 
 __all__ = ["Tiny", "make_blobs"]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What is loaded now stays: the garbage collector need not look through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import PIL.Image
 import pytest
@@ -27,8 +26,10 @@ SILOS: Any = [(X[:30], Y[:30]), (X[30:], Y[30:])]
 FAST = Training(max_steps=1)
 
 
-def images() -> datasets.Dataset:
-    """Twelve 8 by 8 colour images in three classes."""
+def images() -> Any:
+    """Twelve 8 by 8 colour images in three classes, as a data set of Hugging Face."""
+    import datasets
+
     draw = np.random.default_rng(0)
     pictures = [PIL.Image.fromarray(draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)) for _ in range(12)]
     kinds = datasets.Features(
@@ -187,10 +188,19 @@ def test_a_hugging_face_data_set_of_images() -> None:
     assert len(federate([table, table]).clients) == 2
 
 
-def renamed(*names: str) -> datasets.Dataset:
+def renamed(*names: str) -> Any:
     """The images with other names of the classes, and so that the last class has none."""
+    import datasets
+
     few = images().filter(lambda row: row["kind"] < 2)
     return few.cast_column("kind", datasets.ClassLabel(names=list(names)))
+
+
+def two_parts() -> Any:
+    """The images as one of the parts of a data set."""
+    import datasets
+
+    return datasets.DatasetDict({"train": images()})
 
 
 def test_a_hugging_face_data_set_keeps_the_names_of_its_classes() -> None:
@@ -215,8 +225,8 @@ def test_a_hugging_face_data_set_keeps_the_names_of_its_classes() -> None:
     ("silo", "message"),
     [
         (FRAME.drop(columns="label"), "silo client-0 has no column 'label'"),
-        (images().remove_columns("kind"), "silo client-0 has no column 'label': say which one holds the labels"),
-        (datasets.DatasetDict({"train": images()}), "silo client-0 is a DatasetDict of train: give one of its parts"),
+        (lambda: images().remove_columns("kind"), "silo client-0 has no column 'label': say which one holds"),
+        (two_parts, "silo client-0 is a DatasetDict of train: give one of its parts"),
         ((FRAME.assign(a="x"), FRAME["label"]), "silo client-0 holds values that are not numbers"),
         (([[1.0], [1.0, 2.0]], [0, 1]), "silo client-0 holds rows of different lengths"),
         (X, "silo client-0 must be tensors"),
@@ -226,15 +236,15 @@ def test_a_hugging_face_data_set_keeps_the_names_of_its_classes() -> None:
 )
 def test_federate_refuses_the_rest_in_one_line(silo: Any, message: str) -> None:
     with pytest.raises(UserError) as raised:
-        federate([silo])
+        federate([silo() if callable(silo) else silo])
     assert str(raised.value).startswith(message)
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("silos", [(X, Y), X, "photos", images(), FRAME, 3])
+@pytest.mark.parametrize("silos", [(X, Y), X, "photos", images, FRAME, 3])
 def test_federate_wants_a_list(silos: Any) -> None:
     with pytest.raises(UserError, match="federate needs a list with the samples of each silo"):
-        federate(silos)
+        federate(silos() if callable(silos) else silos)
 
 
 def test_federate_takes_a_dict_by_names() -> None:

@@ -338,7 +338,6 @@ def test_each_function_gives_what_the_command_prints(
     assert "samples:  1,797" in str(ekiden.describe("digits"))
     assert ekiden.card(digits) == command("card", str(digits))[1]
     assert ekiden.export(digits, tmp_path / "m.csv").read_text().count("\n") == 5
-    assert ekiden.export(digits, tmp_path / "model.pt2").exists()
     pictures = load("digits").test.x[:3]
     np.save("x.npy", pictures.numpy())
     assert ekiden.predict(digits, "x.npy", "answers.csv") == 3

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +12,7 @@ import pytest
 from ekiden.cli.app import COMMANDS
 from ekiden.cli.runs import RunOptions
 from tests.pages import DOCS
+from tests.warm import ekiden
 
 NOT_A_TABLE = {
     "report": "it writes a page",
@@ -43,9 +42,7 @@ def test_every_command_that_prints_a_table_has_json_and_a_section_of_the_page(na
 def test_run_and_resume_print_only_json_on_standard_output(tmp_path: Path) -> None:
     args = ["run", "fedavg", "--rounds", "1", "--epochs", "1", "--clients", "2", "--data", "digits", "--out", "r"]
     for line in (args, ["resume", "r/fedavg-digits-seed0"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "ekiden", *line, "--json"], cwd=tmp_path, capture_output=True, text=True, check=True
-        )
+        done = ekiden(*line, "--json", folder=tmp_path)
         (run,) = json.loads(done.stdout)
         listed = set(re.findall(r"^\| `(\w+)`", PAGE.split("`ekiden resume`")[1].split("\n## ")[0], re.MULTILINE))
         assert listed - {"coefficients"} == run.keys(), "which regressions alone have"

@@ -1,7 +1,7 @@
 """What holds for every method of the library, measured without knowing any of them."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -22,18 +22,35 @@ from ekiden.engine.transport import live_refs
 from ekiden.engine.wire import SERVER, Ref
 from ekiden.engine.worker import Setup
 from ekiden.methods import (
+    DENSE,
+    FENS,
     GLM,
     METHODS,
+    PFNM,
+    SCAFFOLD,
     SPFL,
     UAPDFL,
+    Average,
+    CoBoosting,
+    DeepAFL,
+    DFedAvgM,
     DisPFL,
+    FedAvg,
     FedELMY,
     FedFisher,
+    FedGram,
+    FedKrylov,
     FedLPA,
     FedOV,
+    FedPer,
+    FedPFT,
+    FedSeq,
     FedTasuki,
+    FisherMerging,
     MAEcho,
     MetaFed,
+    OTFusion,
+    RegMean,
 )
 from ekiden.methods.rounds.spfl.host import HOSTS
 from ekiden.recipe import Recipe
@@ -46,6 +63,25 @@ every_method = pytest.mark.parametrize(
     "kind",
     [pytest.param(kind, marks=pytest.mark.xdist_group(kind.title()), id=kind.title()) for kind in METHODS],
 )
+
+SHAPES: set[type[Method]] = {FedSeq, FedAvg, SCAFFOLD, DFedAvgM, FedGram, FedPer, MetaFed, Average}
+"""One method of each shape of a run: what is kept between tasks, by whom, and who computes."""
+LONG: set[type[Method]] = {DENSE, CoBoosting, OTFusion}
+"""Methods that need seconds before they beat chance."""
+
+
+ELSEWHERE: set[type[Method]] = {
+    *(FedELMY, FedTasuki, FedGram, FedKrylov, MetaFed, Average, OTFusion, PFNM, MAEcho, FisherMerging, RegMean, FedLPA),
+    *(FedFisher, FedOV, FedPFT, DeepAFL, FENS, FedAvg, SCAFFOLD, DFedAvgM, FedPer, DisPFL, UAPDFL),
+}
+"""Methods that are tried on another device each time, where they resume too; others share their computations."""
+
+
+def mostly(fast: Collection[type[Method]]) -> pytest.MarkDecorator:
+    """All methods, of which these are fast."""
+    marks = {k: [pytest.mark.xdist_group(k.title()), *([] if k in fast else [pytest.mark.slow])] for k in METHODS}
+    kinds = [pytest.param(k, marks=marks[k], id=k.title()) for k in METHODS]
+    return pytest.mark.parametrize("kind", kinds)
 
 
 @cache
@@ -83,9 +119,13 @@ def test_has_one_page_and_one_test_file(kind: type[Method]) -> None:
     assert (ROOT / "tests" / "methods" / f"test_{module}.py").exists()
 
 
-@every_method
-def test_learns_and_reports(kind: type[Method]) -> None:
+@mostly({*METHODS} - LONG)
+def test_learns(kind: type[Method]) -> None:
     conformance.learns(subject(kind))
+
+
+@every_method
+def test_ends_and_reports(kind: type[Method]) -> None:
     conformance.ends_after_its_steps(subject(kind))
     assert {"bytes", "forward", "backward"} <= plain(kind).metrics[-1].keys()
 
@@ -126,7 +166,12 @@ def test_every_pass_at_a_client_is_counted(kind: type[Method]) -> None:
         (MetaFed, {"distill_above": 1.0}, Tiny, {}),
         (FedELMY, {"align_previous": 1.0, "align_global": 1.0}, Tiny, {}),
         (UAPDFL, {"threshold": 0.0}, Tiny, {"select": "last"}),
-        *((SPFL, {"host": host.title()}, Tiny, {}) for host in HOSTS),
+        *(
+            pytest.param(
+                SPFL, {"host": host.title()}, Tiny, {}, marks=[] if host.title() == "feddc" else pytest.mark.slow
+            )
+            for host in HOSTS
+        ),
     ],
 )
 def test_every_pass_is_counted_with_other_settings_too(
@@ -172,8 +217,9 @@ def test_weights_of_classes_count_or_are_refused(kind: type[Method]) -> None:
             Recipe(small(kind), training=Training(class_weights="balanced"))
 
 
-@every_method
+@mostly({*METHODS} - (ELSEWHERE - SHAPES))
 def test_resumes_after_every_step_bit_for_bit(kind: type[Method]) -> None:
+    """`test_gives_the_bits_of_the_cpu` resumes each method after its first step."""
     conformance.resumes(subject(kind))
 
 
@@ -182,7 +228,7 @@ def test_same_bits_on_every_transport(kind: type[Method]) -> None:
     conformance.same_on_processes(subject(kind))
 
 
-@every_method
+@mostly({*SHAPES, GLM})
 def test_another_seed_gives_another_model(kind: type[Method], blobs: FederatedData) -> None:
     other = run(small(kind), blobs, Tiny, evaluate_every=10**9, **(settings(kind) | {"seed": 4}))
     a, b = (result.weights or result.personal[0] for result in (plain(kind), other))
@@ -233,7 +279,7 @@ def test_goes_on_without_an_absent_client(kind: type[Method], blobs: FederatedDa
     assert not same(result.weights, present.weights)
 
 
-@every_method
+@mostly(SHAPES | {kind for kind in METHODS if kind.selection is not Method.selection})
 def test_it_declares_what_local_training_returns(kind: type[Method], blobs: FederatedData) -> None:
     result, config = subject(kind).watched
     training = Training(lr=0.01, batch_size=16, select="last")
@@ -250,7 +296,8 @@ def test_it_declares_what_local_training_returns(kind: type[Method], blobs: Fede
 @pytest.mark.parametrize(
     "holds",
     [
-        test_learns_and_reports,
+        test_learns,
+        test_ends_and_reports,
         test_resumes_after_every_step_bit_for_bit,
         test_same_bits_on_every_transport,
         test_its_outline_is_what_happens,

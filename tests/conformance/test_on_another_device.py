@@ -38,7 +38,6 @@ from ekiden.methods import (
     FedLPA,
     FedMA,
     FedOV,
-    FedPer,
     FedPFT,
     FedSeq,
     FedTasuki,
@@ -51,7 +50,7 @@ from ekiden.methods import (
 from ekiden.models.images import MaxPool
 from ekiden.training.fit import optimizer as step_of
 from tests.conformance.elsewhere import Elsewhere, Mixed
-from tests.conformance.test_every_method import every_method, small
+from tests.conformance.test_every_method import ELSEWHERE, mostly, small
 from tests.conftest import Tiny
 from tests.transports import test_remote as remote
 
@@ -256,14 +255,15 @@ def trained(folder: Path) -> dict[str, bytes]:
     return found
 
 
-@every_method
+@mostly(ELSEWHERE)
 def test_gives_the_bits_of_the_cpu(kind: type[Method], few: FederatedData, tmp_path: Path) -> None:
     """It trains, evaluates, saves and resumes, and draws nothing on the device that the CPU would draw differently."""
     method = small(kind)
-    here = run(method, few, Plain, folder=tmp_path / "cpu", keep_trained=True, **on("cpu"))
+    cpu, cuda = on("cpu", batch_size=32), on("cuda:1", batch_size=32)
+    here = run(method, few, Plain, folder=tmp_path / "cpu", keep_trained=True, **cpu)
     with Elsewhere() as mode:
-        run(method, few, Plain, folder=tmp_path / "there", stop_after=1, keep_trained=True, **on("cuda:1"))
-        run(method, few, Plain, folder=tmp_path / "there", keep_trained=True, **on("cuda:1"))
+        run(method, few, Plain, folder=tmp_path / "there", stop_after=1, keep_trained=True, **cuda)
+        run(method, few, Plain, folder=tmp_path / "there", keep_trained=True, **cuda)
     assert files(tmp_path / "there") == files(tmp_path / "cpu")
     assert "aten.addmm" in mode.seen, "it computed there"
     assert not mode.seen & UNORDERED
@@ -272,8 +272,8 @@ def test_gives_the_bits_of_the_cpu(kind: type[Method], few: FederatedData, tmp_p
         assert "aten.native_batch_norm_backward" in mode.seen, "it trained there"
 
 
-RESUMED = (FedSeq, FedAvg, SCAFFOLD, DFedAvgM, FedGram, FedPer)
-"""One method of each shape of a run: what is kept between tasks, by whom, and who computes."""
+RESUMED = (SCAFFOLD, DFedAvgM, FedGram)
+"""Where clients, peers and the server keep something between tasks."""
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def images() -> FederatedData:
     return replace(data, dataset=replace(data.dataset, augment=Augment(crop=1, flip=True, rotation=10)))
 
 
-SILOS = [FedSeq, SCAFFOLD, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (FedAvg, FedOV, MetaFed, DisPFL))]
+SILOS = [SCAFFOLD, *(pytest.param(k, marks=pytest.mark.slow) for k in (FedSeq, FedAvg, FedOV, MetaFed, DisPFL))]
 
 IMAGE_METHODS = (
     DENSE(epochs=1, distill_epochs=2, steps_per_batch=2, distill_batch_size=8),
@@ -317,10 +317,11 @@ IMAGE_METHODS = (
 
 
 def cases() -> Iterator[Any]:
-    """Yield each method without changes, and each change with a method that has a loss of its own; the rest is slow."""
+    """Some methods are fast without changes, and each change with one that has a loss of its own; the rest is slow."""
     for method in IMAGE_METHODS:
         for changes in ({}, {"optimizer": "sam"}, {"precision": "bf16"}):
-            fast = not changes or isinstance(method, FedTasuki if "optimizer" in changes else FedELMY)
+            changed = FedTasuki if "optimizer" in changes else FedELMY
+            fast = isinstance(method, changed if changes else (FedAvg, FedOV, FedMA, MAEcho, DENSE))
             marks = [] if fast else [pytest.mark.slow]
             yield pytest.param(method, changes, marks=marks, id=f"{method.title()}-{changes}")
 
@@ -364,7 +365,7 @@ OPTIONS = (
         pytest.param(
             method,
             pictures,
-            marks=[pytest.mark.slow] if pictures and not isinstance(method, (FedLPA, MAEcho)) else [],
+            marks=[pytest.mark.slow] if pictures or isinstance(method, SPFL) else [],
             id=f"{method.title()}-{'pictures' if pictures else 'numbers'}",
         )
         for method in OPTIONS
@@ -383,7 +384,7 @@ def test_options_give_the_bits_of_the_cpu(method: Method, pictures: bool, few: F
     assert same(found.weights, expected.weights)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd", "sam"])
+@pytest.mark.parametrize("optimizer", ["adam", *(pytest.param(o, marks=pytest.mark.slow) for o in ("sgd", "sam"))])
 def test_a_fit_goes_on_there(
     optimizer: str, blobs: FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

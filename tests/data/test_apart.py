@@ -16,6 +16,7 @@ from ekiden.base.errors import UserError
 from ekiden.data import ClientData, Dataset, FederatedData, Samples, from_tensors, parse
 from ekiden.data.holdout import held_out, hold_out
 from ekiden.data.samples import Subset
+from tests.fuzz import examples
 
 PARTITIONS = ("iid", "dirichlet:0.5:1", "classes:2", "natural", "domains")
 
@@ -64,7 +65,7 @@ def joined(fed: FederatedData, part: str, field: str) -> set[int]:
 
 
 @given(samples(), st.sampled_from(PARTITIONS), st.integers(0, 5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_no_subject_is_in_two_parts_whatever_the_partition(all_: Samples, spelling: str, seed: int) -> None:
     data = dataset(all_)
     fed = ekiden.split(data, spelling, 3, seed=seed, val_fraction=0.2)
@@ -85,7 +86,7 @@ def test_no_subject_is_in_two_parts_whatever_the_partition(all_: Samples, spelli
 
 
 @given(samples(), st.sampled_from(("iid", "dirichlet:0.5:1", "classes:2")), st.integers(0, 5))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_partitions_of_rows_give_whole_subjects_to_clients(all_: Samples, spelling: str, seed: int) -> None:
     data = dataset(all_)
     rows = parse(spelling).assign(data, 3, np.random.default_rng(seed))
@@ -99,7 +100,7 @@ def test_partitions_of_rows_give_whole_subjects_to_clients(all_: Samples, spelli
 
 
 @given(samples())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_shares_are_as_near_as_whole_subjects_allow(all_: Samples) -> None:
     """At a silo whose subjects are only there, the share is at most half a subject off."""
     assert all_.subject is not None
@@ -115,7 +116,7 @@ def test_shares_are_as_near_as_whole_subjects_allow(all_: Samples) -> None:
 
 
 @given(samples(times=True), st.booleans(), st.integers(0, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_the_past_trains_and_the_most_recent_share_tests(all_: Samples, with_subjects: bool, seed: int) -> None:
     data = from_tensors(all_ if with_subjects else replace(all_, subject=None))
     assert data.train.time is not None
@@ -145,7 +146,7 @@ def _later(client: ClientData, with_subjects: bool) -> None:
 
 
 @given(samples(), st.booleans())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_silos_that_share_subjects_hold_out_the_same_ones(all_: Samples, dates: bool) -> None:
     """Also with times: a silo's training rows are older than what it holds out of its own."""
     assert all_.group is not None

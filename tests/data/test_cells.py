@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pandas
 import polars
@@ -21,6 +20,7 @@ from hypothesis import strategies as st
 from ekiden.base.errors import DataWarning, UserError
 from ekiden.data import Dataset, FederatedData, federate, load, split
 from ekiden.data.kinds import Table
+from tests.fuzz import examples
 
 pytestmark = pytest.mark.usefixtures("no_data")
 
@@ -84,6 +84,8 @@ def tables(draw: st.DrawFn) -> dict[str, list[Any]]:
 
 def stored(rows: dict[str, list[Any]], folder: Path) -> dict[str, Any]:
     """The same table in all ways."""
+    import datasets
+
     table = pa.table({name: pa.array(values) for name, values in rows.items()})
     frame = table.to_pandas()
     nullable = table.to_pandas(types_mapper=pandas.ArrowDtype)
@@ -112,7 +114,7 @@ def stored(rows: dict[str, list[Any]], folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore::ekiden.base.errors.DataWarning")
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(6), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tables())
 def test_one_table_stored_in_every_way_is_the_same_data_set(tmp_path: Path, rows: dict[str, list[Any]]) -> None:
     found: dict[str, FederatedData] = {}
@@ -132,7 +134,7 @@ def test_one_table_stored_in_every_way_is_the_same_data_set(tmp_path: Path, rows
 PLACES = st.integers(0, 29)
 
 
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=examples(5))
 @given(PLACES, st.sampled_from(["n.d.", "<5", "see note", "12 mg", "\u2014"]), st.integers(1, 3))
 def test_an_odd_word_anywhere_in_numbers_is_refused_with_its_row(place: int, word: str, times: int) -> None:
     odd = sorted((place + 7 * k) % 30 for k in range(times))
@@ -141,7 +143,7 @@ def test_an_odd_word_anywhere_in_numbers_is_refused_with_its_row(place: int, wor
     assert np.isnan(read(column(cells, missing=word))).sum() == times
 
 
-@settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(5), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(PLACES, st.sampled_from([",", "."]))
 def test_one_number_anywhere_decides_on_the_decimal_sign(tmp_path: Path, place: int, sign: str) -> None:
     other = "." if sign == "," else ","
@@ -151,7 +153,7 @@ def test_one_number_anywhere_decides_on_the_decimal_sign(tmp_path: Path, place: 
 
 
 @pytest.mark.filterwarnings("ignore::ekiden.base.errors.DataWarning")
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=examples(5))
 @given(st.permutations(["01", "1", "001", "10"]))
 @pytest.mark.parametrize("role", ["label_column", "group_column", "domain_column", "subject_column", "v"])
 def test_codes_in_every_role_are_the_names_that_are_written(role: str, codes: list[str]) -> None:
@@ -170,7 +172,7 @@ def test_codes_in_every_role_are_the_names_that_are_written(role: str, codes: li
         assert sorted(found) == sorted(codes)
 
 
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=examples(5))
 @given(st.sets(PLACES, min_size=1, max_size=4), st.sampled_from([-999.0, 9999.0, -99.0, 99999.0]), st.integers(0, 9))
 def test_a_number_far_from_the_others_is_named_wherever_it_is(places: set[int], mark: float, seed: int) -> None:
     values = np.random.default_rng(seed).uniform(1, 90, size=30)

@@ -24,8 +24,9 @@ from ekiden.base.errors import DataWarning, UserError
 from ekiden.data import cache, load
 from ekiden.data.kinds import Images
 from tests.data.pictures import Pixels, dicom, encoded
+from tests.fuzz import examples
 
-few = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def pixels(seed: int, height: int, width: int, channels: int = 3) -> Pixels:

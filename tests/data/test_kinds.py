@@ -2,8 +2,6 @@
 
 import io
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -197,7 +195,7 @@ def test_code_runs_only_if_the_user_named_it_and_never_for_another_party(folder:
         of_terms(told)
 
 
-def test_a_kind_of_an_installed_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kind_of_an_installed_package(folder: Path, monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
     """Write what pip installs: a module, and its entry point in a .dist-info folder."""
     site = folder / "site"
     (site / "spectra-1.0.dist-info").mkdir(parents=True)
@@ -206,32 +204,23 @@ def test_a_kind_of_an_installed_package(folder: Path, monkeypatch: pytest.Monkey
     (site / "spectra-1.0.dist-info" / "entry_points.txt").write_text("[ekiden.kinds]\nspectra = spectra_lab:Spectra\n")
     with pytest.raises(UserError, match="unknown kind of samples 'spectra'"):
         load(str(folder / "lab"), sample_kind="spectra")
-    paths = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
-
-    def ekiden(*args: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "ekiden", *args],
-            check=False,
-            env={**os.environ, "PYTHONPATH": paths},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    ekiden("run", *RUN[:-2], "--data", "lab", "--sample-kind", "spectra")
-    run = folder / "runs/fedseq-lab-seed0"
-    assert read_config(run)["inputs"] == {"kind": "spectra", "points": 6}
-    found = pd.read_csv(io.StringIO(ekiden("predict", str(run), "lab")))
-    assert (found.prediction == [Path(file).parent.name for file in found.file]).mean() >= 0.9
     monkeypatch.syspath_prepend(str(site))
     outside._points.cache_clear()
     try:
+        code, said = command("run", *RUN[:-2], "--data", "lab", "--sample-kind", "spectra")
+        assert code == 0, said
+        run = folder / "runs/fedseq-lab-seed0"
+        assert read_config(run)["inputs"] == {"kind": "spectra", "points": 6}
+        code, said = command("predict", str(run), "lab", "-o", "found.csv")
+        assert code == 0, said
+        found = pd.read_csv("found.csv")
+        assert (found.prediction == [Path(file).parent.name for file in found.file]).mean() >= 0.9
         inputs = named("spectra")()
         assert json.loads(terms(inputs)) == {"kind": "spectra", "points": 6}
         assert of_terms(terms(inputs)) == inputs
     finally:
         outside._points.cache_clear()
+        sys.modules.pop("spectra_lab", None)
 
 
 def test_the_kinds_of_ekiden_keep_their_names() -> None:

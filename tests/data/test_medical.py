@@ -18,9 +18,10 @@ from ekiden.data import load, medical
 from ekiden.data.kinds import Images
 from ekiden.serving.reading import SampleReader
 from tests.data.pictures import dicom, encoded
+from tests.fuzz import examples
 
 pydicom, nibabel = pytest.importorskip("pydicom"), pytest.importorskip("nibabel")
-few = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 seeds = st.integers(0, 2**16)
 AXES = [
     tuple(zip(order, mirrored, strict=True))

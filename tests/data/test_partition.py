@@ -26,6 +26,7 @@ from ekiden.data import (
     parse,
     split,
 )
+from tests.fuzz import examples
 
 DOMAINS = ("photo", "art", "cartoon", "sketch")
 
@@ -97,7 +98,7 @@ def test_rows_are_shuffled_before_validation_is_cut(partition: Partition, client
         assert len(rows) < 5 or rows != sorted(rows)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     st.integers(1, 60),
     st.integers(1, 6),
@@ -264,7 +265,7 @@ def test_domain_errors(partition: Partition, clients: int, message: str) -> None
 # Classes
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.integers(1, 5), st.integers(1, 25), st.integers(0, 99))
 def test_pathological_deals_all_classes_evenly(k: int, clients: int, seed: int) -> None:
     dataset = toy(500, 5)
@@ -337,7 +338,7 @@ def test_natural_errors() -> None:
 # Test rows
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.integers(0, 999), st.integers(1, 12), st.sampled_from([0.1, 1.0]))
 def test_test_rows_follow_training_rows_class_by_class(seed: int, clients: int, beta: float) -> None:
     dataset = toy(600, 6, test=150, seed=seed)
@@ -431,7 +432,7 @@ def test_errors_are_one_line_for_the_user(call: Callable[[], object], message: s
 # Spelling
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(60))
 @given(
     st.one_of(
         st.just(Iid()),

@@ -18,7 +18,7 @@ SETS = [
     ("office_caltech10", (3, 32, 32), 2_027, 506, 10),
     ("tiny_imagenet20", (3, 64, 64), 10_000, 1_000, 20),
 ]
-MANY = ("cifar", "mnist", "tiny")
+MANY = ("cifar", "mnist", "pacs", "tiny")
 """how the names of sets begin whose many images take seconds to decode"""
 
 

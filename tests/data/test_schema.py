@@ -23,6 +23,7 @@ from ekiden.data.kinds import Table
 from ekiden.data.schema import Schema, SchemaError, parse, parsed, read
 from ekiden.data.study import drafted
 from tests.data.conftest import write_folder
+from tests.fuzz import examples
 
 Command = Callable[..., tuple[int, str]]
 pytestmark = [pytest.mark.usefixtures("no_data"), pytest.mark.filterwarnings("ignore::ekiden.base.errors.DataWarning")]
@@ -167,7 +168,7 @@ def test_each_kind_of_violation_is_found_with_its_row(
         st.tuples(st.integers(0, 39), st.sampled_from(CELLS)), unique_by=lambda p: (p[0], p[1][0]), max_size=8
     )
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_all_violations_are_found(broken: list[tuple[int, tuple[str, str, str, str]]], study: Path) -> None:
     table = visits()
     for row, (column, cell, _, _) in broken:
@@ -222,7 +223,7 @@ def tables(draw: st.DrawFn) -> dict[str, list[Any]]:
 
 
 @given(tables())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_the_draft_of_any_table_accepts_that_table(table: dict[str, list[Any]]) -> None:
     try:
         before = hold(table, Reading())

@@ -3,8 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -391,13 +389,6 @@ def test_other_modes(tmp_path: Path) -> None:
 
 
 # The rest
-
-
-def test_importing_is_light() -> None:
-    heavy = ("datasets", "flwr_datasets", "sklearn", "matplotlib", "pyarrow")
-    code = f"import sys, ekiden.data; print([m for m in {heavy} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_an_empty_class_folder_is_said(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import io
 import json
 import math
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pandas as pd
@@ -14,7 +15,7 @@ from ekiden.engine.folder import read_lines
 from tests.data.test_own_data import sentences
 from tests.models.hf_folders import decoder, encoder
 
-pytest.importorskip("peft")
+pytestmark = pytest.mark.skipif(not find_spec("peft"), reason="needs the extra hf: pip install 'ekiden[hf]'")
 Command = Callable[..., tuple[int, str]]
 WORDS = " ".join(sentences()["text"]).replace(",", " , ").split()
 

@@ -182,7 +182,7 @@ def read_or_refuse(data: bytes) -> None:
         assert isinstance(decode(data, Everything), Everything)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(everything)
 def test_what_goes_in_comes_out_bit_for_bit(value: Everything) -> None:
     data = encode(value)
@@ -272,7 +272,7 @@ def test_truncated_at_any_length_is_refused() -> None:
         decode(data + b"\0", Everything)
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.binary(max_size=200), st.booleans())
 def test_noise_is_refused(noise: bytes, with_length: bool) -> None:
     with pytest.raises(WireError):
@@ -286,7 +286,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_changed_bytes_give_a_value_or_a_wire_error(data: st.DataObject) -> None:
     damaged = bytearray(encode(example()))
@@ -296,7 +296,7 @@ def test_changed_bytes_give_a_value_or_a_wire_error(data: st.DataObject) -> None
     read_or_refuse(bytes(damaged))
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_a_changed_tree_gives_a_value_or_a_wire_error(data: st.DataObject) -> None:
     """Any node of the tree replaced by any JSON, or by something that looks like another kind of node."""
@@ -314,7 +314,7 @@ def test_a_changed_tree_gives_a_value_or_a_wire_error(data: st.DataObject) -> No
     read_or_refuse(with_tree(example(), change))
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.data())
 def test_a_changed_tensor_table_gives_a_value_or_a_wire_error(data: st.DataObject) -> None:
     header, body = parts(encode(example()))

@@ -5,9 +5,13 @@ import pytest
 from tests.lifecycle.kinds import KINDS
 
 ONLY = {
-    "test_far_it_goes_on_after_a_kill": ("signals", "text"),
+    "test_here_it_goes_on_after_a_kill": ("table", "segmentation"),
+    "test_far_it_goes_on_after_a_kill": ("signals",),
     "test_far_a_changed_folder_is_not_verified": ("png",),
-    "test_it_is_reported": ("table", "regression", "png", "segmentation", "language"),
+    "test_far_the_silos_measured_it": ("table", "labels", "text", "language"),
+    "test_it_is_reported": ("table",),
+    "test_it_is_shown": ("table", "png", "language"),
+    "test_it_predicts_as_its_export_does": ("table", "labels", "png", "segmentation", "language"),
 }
 """Tests of what depends little on the kind of data, and the kinds with which they are fast."""
 

@@ -66,7 +66,13 @@ def test_full_chains_know_no_weights(host: str, blobs: FederatedData) -> None:
 
 
 @every_host
-@pytest.mark.parametrize("changes", [PLAIN, {"chains": 3, "length": 2, "align_global": 0.0, "participation": 0.75}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param(PLAIN, marks=pytest.mark.slow),
+        {"chains": 3, "length": 2, "align_global": 0.0, "participation": 0.75},
+    ],
+)
 def test_moves_what_it_declares_and_resumes(
     host: str, alone: Method, changes: dict[str, Any], blobs: FederatedData, tmp_path: Path
 ) -> None:

@@ -29,7 +29,7 @@ def rounds_of(method: SPFL, toys: list[Any]) -> list[float]:
     ("epochs", "first", "second", "fixed", "alone"),
     [
         (1, -0.10, -0.172, -5 / 14, (-3 / 7, -2 / 7)),
-        (2, -0.17, -0.258128, -0.17 / 0.4816, (-0.49502, -0.21096)),
+        pytest.param(2, -0.17, -0.258128, -0.17 / 0.4816, (-0.49502, -0.21096), marks=pytest.mark.slow),
     ],
 )
 def test_two_chains(epochs: int, first: float, second: float, fixed: float, alone: tuple[float, float]) -> None:
@@ -107,15 +107,20 @@ def test_transfers() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        PLAIN,
-        {"chains": 2},
-        {"length": 2},
         {"chains": 2, "length": 2},
-        {"chain_order": "random"},
         {"chain_order": "random", "chains": 1},
         {"participation": 0.5},
-        {"align_global": 0.0, "chain_order": "fixed", "chains": 1},
+        *(
+            pytest.param(changes, marks=pytest.mark.slow)
+            for changes in (
+                {},
+                PLAIN,
+                {"chains": 2},
+                {"length": 2},
+                {"chain_order": "random"},
+                {"align_global": 0.0, "chain_order": "fixed", "chains": 1},
+            )
+        ),
     ],
 )
 def test_moves_what_it_declares_and_resumes(changes: dict[str, Any], blobs: FederatedData, tmp_path: Path) -> None:

@@ -58,7 +58,9 @@ def test_resnet18_has_60_tensors_before_the_head() -> None:
 
 
 @pytest.mark.parametrize("name", OF_IMAGES)
-@pytest.mark.parametrize("shape", [(1, 32, 32), (3, 33, 40), (2, 32, 47)])
+@pytest.mark.parametrize(
+    "shape", [(3, 33, 40), *(pytest.param(s, marks=pytest.mark.slow) for s in ((1, 32, 32), (2, 32, 47)))]
+)
 def test_head_of_features_is_the_output(name: str, shape: tuple[int, ...]) -> None:
     network = new(name, shape, 7).eval()
     x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(1))

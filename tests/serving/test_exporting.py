@@ -199,7 +199,10 @@ def patients(draw: np.random.Generator, columns: tuple[str, ...] = ("age", "outp
 @pytest.mark.filterwarnings("ignore:.* categories that the model does not know")  # new.csv has one
 @pytest.mark.parametrize(
     "columns",
-    [("age", "output", "seen", "sex", "n/a"), pytest.param(("age", "output"), marks=pytest.mark.slow), ("sex", "n/a")],
+    [
+        ("age", "output", "seen", "sex", "n/a"),
+        *(pytest.param(columns, marks=pytest.mark.slow) for columns in (("age", "output"), ("sex", "n/a"))),
+    ],
 )
 def test_an_exported_table_takes_raw_columns(columns: tuple[str, ...], tmp_path: Path) -> None:
     """ONNX: an input for each column. pt2: numbers and codes. Both answer as `ekiden predict` on the same rows."""
@@ -240,7 +243,13 @@ def vocabularies(table: Table) -> Iterator[tuple[str, tuple[str, ...]]]:
     yield from zip(table.categorical, table.vocabularies, strict=True)
 
 
-@pytest.mark.parametrize(("wrong", "to"), [("scaling", "pt2"), ("gaps", "pt2"), ("categories", "onnx")])
+@pytest.mark.parametrize(
+    ("wrong", "to"),
+    [
+        ("scaling", "pt2"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("gaps", "pt2"), ("categories", "onnx"))),
+    ],
+)
 def test_a_table_that_is_encoded_otherwise_is_not_written(
     wrong: str, to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,12 +287,8 @@ def test_wrong_numbers_far_from_zero_are_not_written(tmp_path: Path, monkeypatch
         export(tmp_path / "run", "pt2", tmp_path / "wrong.pt2", network=nn.Linear(4, 1))
 
 
-SLOW = pytest.mark.slow
-
-
-@pytest.mark.parametrize(
-    "train", [pytest.param("all", marks=SLOW), pytest.param("head", marks=SLOW), "lora:r=2,targets=query+value"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("train", ["all", "head", "lora:r=2,targets=query+value"])
 def test_a_body_of_transformers_goes_back_to_transformers(train: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("peft")

@@ -218,8 +218,9 @@ def test_a_file_or_budget_that_is_not_there(tmp_path: Path) -> None:
         experiment.read(tmp_path / "table1.toml", "smal")
 
 
+@pytest.mark.parametrize("most", [3, pytest.param(10**9, marks=pytest.mark.slow)], ids=["some cells", "all cells"])
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_a_published_table_expands(file: Path) -> None:
+def test_a_published_table_expands(file: Path, most: int) -> None:
     """Every plan can be made and fits its clients, at every budget, and is the same after a run folder stored it."""
     for budget in ("paper", "small", "tiny"):
         try:
@@ -229,7 +230,8 @@ def test_a_published_table_expands(file: Path) -> None:
             continue
         assert found.title
         assert len(found.cells) == len(found.rows) * len(found.columns)
-        for cell in found.cells[:: 1 if budget == "paper" else len(found.columns)]:  # budgets differ by row
+        rows = found.cells[:: 1 if budget == "paper" else len(found.columns)]  # budgets differ by row
+        for cell in rows[:: max(1, len(rows) // most)]:
             if cell.plan is None:
                 assert cell.skip
                 continue

@@ -147,6 +147,7 @@ def test_what_was_judged_from_runs_stays_without_them(mean: float, std: float, p
     assert by_row(ledger.judged_again(other))["A"].t == rounded["t"], "a t that the values cannot have is not kept"
 
 
+@pytest.mark.slow
 def test_the_command_makes_the_committed_page_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.delenv("EKIDEN_DATA", raising=False)  # the page keeps its text about the data

@@ -402,7 +402,10 @@ def go(case: str, nodes: FakeNodes, folder: Path, public: dict[str, str], **plan
     return far(METHODS[case], nodes, folder, public, **plan)
 
 
-@pytest.mark.parametrize("case", METHODS)
+FAST = ("chain", "star, 16 bits", "laps", "closing lap, server")
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=[] if c in FAST else pytest.mark.slow) for c in METHODS])
 def test_masked_runs_have_the_bits_of_plain_ones(case: str, tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES)
     result, expected = go(case, FakeNodes(files), tmp_path / "run", public), here(METHODS[case])

@@ -87,8 +87,8 @@ def test_its_clients_can_be_processes(pipes: Any, blobs: FederatedData, monkeypa
 @pytest.mark.parametrize(
     ("broken", "lines"),
     [
-        (changed("value", rounding), [True, True, True]),
-        (changed("written", lambda self: {}), [False, True, True]),
+        pytest.param(changed("value", rounding), [True, True, True], marks=pytest.mark.slow),
+        pytest.param(changed("written", lambda self: {}), [False, True, True], marks=pytest.mark.slow),
         (changed("commit", settling_early), [False, False, True]),
     ],
     ids=["values lose bits", "private state is forgotten", "the state before is dropped too early"],

@@ -60,8 +60,8 @@ TRAINING = Training(lr=0.01, batch_size=64)
 KINDS: list[type[Method]] = [*(m for m in METHODS if not m.traits.pools_data and m is not GLM), Toy]
 """GLM refuses pixels, which follow from each other; see test_tasks_between_machines"""
 # One of each shape; `test_same_bits_on_every_transport` has all methods, in processes of one machine.
-SHAPES = ("fedseq", "fedgram", "metafed", "fedavg", "scaffold", "dfedavgm", "average", "fedper", "toy")
-FEW = ("fedseq", "fedgram", "scaffold", "dfedavgm", "toy")
+SHAPES = ("fedseq", "metafed", "fedavg", "dfedavgm", "average", "fedper")
+FEW = ("fedgram", "scaffold", "toy")
 
 
 def mostly(fast: tuple[str, ...]) -> pytest.MarkDecorator:
@@ -346,10 +346,10 @@ def away(steps: dict[str, set[int]]) -> Callable[[int, str], bool]:
     ("method", "gone"),
     [
         (FedSeq(epochs=1, rounds=2), {"client-1": {1}}),
-        (FedSeq(epochs=1), {"client-0": {0}}),
-        (FedELMY(models=1, epochs=1, warmup=1), {"client-0": {0}}),
+        pytest.param(FedSeq(epochs=1), {"client-0": {0}}, marks=pytest.mark.slow),
+        pytest.param(FedELMY(models=1, epochs=1, warmup=1), {"client-0": {0}}, marks=pytest.mark.slow),
         (FedTasuki(epochs=1, rounds=2), {"client-0": {0}, "client-2": {2}}),
-        (FedAvg(rounds=3, epochs=1), {"client-1": {0, 1}}),
+        pytest.param(FedAvg(rounds=3, epochs=1), {"client-1": {0, 1}}, marks=pytest.mark.slow),
         (FedDyn(rounds=3, epochs=1), {"client-1": {1}, "client-2": {2}}),
     ],
     ids=lambda value: value.title() if isinstance(value, Method) else "",
@@ -397,8 +397,10 @@ def test_the_silo_that_gives_the_result_is_skipped_only_where_nothing_is_sealed(
 
 @pytest.mark.parametrize(
     "method",
-    [kind(rounds=4, epochs=1) for kind in (SCAFFOLD, FedDyn, FedDC, MOON)],
-    ids=lambda method: method.title(),
+    [
+        pytest.param(kind(rounds=4, epochs=1), marks=marks, id=kind.title())
+        for kind, marks in ((SCAFFOLD, ()), (FedDyn, pytest.mark.slow), (FedDC, ()), (MOON, pytest.mark.slow))
+    ],
 )
 @pytest.mark.parametrize("lost", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_task_whose_value_did_not_come_does_not_count(method: Method, lost: int, tmp_path: Path) -> None:

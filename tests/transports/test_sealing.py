@@ -195,7 +195,7 @@ def letter(tmp_path_factory: pytest.TempPathFactory) -> tuple[Party, bytes]:
     return b, pack(replace(ask, length=len(arguments), lock=own), (arguments, data))
 
 
-@settings(max_examples=examples(300), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_a_changed_message_gives_the_same_values_or_a_wire_error(
     letter: tuple[Party, bytes], data: st.DataObject
@@ -262,7 +262,12 @@ def patterns(model: Weights) -> list[bytes]:
 
 
 @pytest.mark.parametrize(
-    "method", [FedSeq(epochs=1), DFedAvgM(rounds=1, epochs=1), FedTasuki(epochs=1), FedAvg(rounds=1, epochs=1)]
+    "method",
+    [
+        FedSeq(epochs=1),
+        FedAvg(rounds=1, epochs=1),
+        *(pytest.param(m, marks=pytest.mark.slow) for m in (DFedAvgM(rounds=1, epochs=1), FedTasuki(epochs=1))),
+    ],
 )
 def test_no_weight_is_on_the_wire(method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[bool, int] = {}

@@ -121,8 +121,14 @@ def test_what_is_made_again_starts_from_the_private_state_before(tmp_path: Path)
 SCAFFOLD_3 = SCAFFOLD(rounds=3, epochs=1)
 
 
-@pytest.mark.parametrize("how", ["gone", "flipped"])
-@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize(
+    ("how", "listed"),
+    [
+        ("gone", True),
+        ("flipped", False),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("gone", False), ("flipped", True))),
+    ],
+)
 def test_a_private_state_that_a_silo_lost_is_made_again(how: str, listed: bool, tmp_path: Path) -> None:
     """Without the silo's own list of them the coordinator knows which there must be."""
     nodes, public = sealed_in(tmp_path)
@@ -143,8 +149,17 @@ def test_a_private_state_that_a_silo_lost_is_made_again(how: str, listed: bool, 
     assert (folder / "private-1-0.parcel").read_bytes() == before  # what was made again was the same
 
 
-@pytest.mark.parametrize("how", ["gone", "flipped", "gone with the list of them", "gone with the folder"])
-@pytest.mark.parametrize("sealed", [True, False])
+ALL = [
+    (how, sealed)
+    for how in ("gone", "flipped", "gone with the list of them", "gone with the folder")
+    for sealed in (True, False)
+]
+
+
+@pytest.mark.parametrize(
+    ("how", "sealed"),
+    [pytest.param(*case, marks=[] if number in (0, 3, 4, 7) else pytest.mark.slow) for number, case in enumerate(ALL)],
+)
 def test_a_silo_that_lost_its_private_state_for_good_is_named_with_the_file(
     how: str, sealed: bool, tmp_path: Path
 ) -> None:
@@ -212,7 +227,7 @@ def test_a_silo_that_cannot_make_its_value_again_is_named_with_the_file(sealed: 
 @pytest.mark.parametrize(
     ("method", "kinds"),
     [
-        (FEDSEQ, {"outcome", "request", "requests", "settled", "terms", "sealing"}),
+        pytest.param(FEDSEQ, {"outcome", "request", "requests", "settled", "terms", "sealing"}, marks=pytest.mark.slow),
         (SCAFFOLD(rounds=2, epochs=1), {"private", "states"}),
     ],
     ids=["fedseq", "scaffold"],

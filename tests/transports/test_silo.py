@@ -333,7 +333,7 @@ def test_a_run_that_is_in_use_is_not_old(tmp_path: Path, monkeypatch: pytest.Mon
         assert [folder.exists() for folder in (old, used, busy)] == [False, True, True]
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.binary(max_size=200), st.integers(0, 10**6), st.integers(0, 255))
 def test_crafted_messages_are_refused(noise: bytes, at: int, byte: int) -> None:
     """Noise, cut tails and flipped bytes in the header: each is refused, or gives a header of valid types."""

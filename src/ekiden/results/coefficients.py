@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from scipy import stats
 from torch import Tensor
 
 from ekiden.data.kinds import Inputs
@@ -56,6 +55,8 @@ def coefficients(
         inputs: what a sample is.
         classes: names of classes or targets.
     """
+    from scipy import stats  # noqa: PLC0415  takes a second, and few need it
+
     weight, bias, covariance = (tensors[name].double() for name in ("head.weight", "head.bias", "covariance"))
     entering = [*terms(inputs, weight.shape[1]), Term("constant")]
     rows, first = torch.cat([weight, bias[:, None]], 1), 1 if family == "logistic" else 0

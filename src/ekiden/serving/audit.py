@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import betaincinv
 from torch import Tensor
 
 from ekiden.api import How, prepared
@@ -241,6 +240,8 @@ def epsilon_from(hits: int, members: int, alarms: int, others: int, delta: float
     Pearson's intervals. Samples of one training
     are not quite independent, so this is an estimate and no proof.
     """
+    from scipy.special import betaincinv  # noqa: PLC0415  takes a while, and few need it
+
     tail = (1 - _CONFIDENCE) / 2
     rate = float(betaincinv(hits, members - hits + 1, tail)) if hits else 0.0
     alarm = float(betaincinv(alarms + 1, others - alarms, 1 - tail)) if alarms < others else 1.0
