@@ -5,14 +5,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, overload
+from typing import Annotated, Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from ekiden import models
 from ekiden.api import as_federation, with_metric
-from ekiden.base.checks import Range, checked
+from ekiden.base.checks import Fraction, Range, checked
 from ekiden.base.errors import UserError, counted, unknown
 from ekiden.base.files import is_held, path_of
 from ekiden.base.outside import require_extra
@@ -25,6 +25,8 @@ from ekiden.engine.setup import check_same_data, core_count
 from ekiden.methods import METHODS
 from ekiden.methods.gossip.blocks import topology as graphs
 from ekiden.recipe import recipe_of
+from ekiden.results import divided
+from ekiden.results.recalibration import Recalibration, model_in
 from ekiden.results.result import LoadedModel, ModelSource, Result
 from ekiden.runs import launch, summary
 from ekiden.runs.plan import federation_in, in_memory, plan_in, rerun
@@ -82,8 +84,17 @@ def resume(
     return rerun(config, recipe_of(config["recipe"]), held, network, path, config=own, **more)
 
 
+@checked("threshold", "calibrate")
 def evaluate(
-    folder: Folder, data: Any = None, *, client: str = "", network: ModelSource | None = None, **columns: Any
+    folder: Folder,
+    data: Any = None,
+    *,
+    client: str = "",
+    by: str | Sequence[str] = (),
+    calibrate: Literal["", "platt", "temperature"] = "",
+    threshold: Fraction | None = None,
+    network: ModelSource | None = None,
+    **columns: Any,
 ) -> Row:
     """Measure the models of a run on its own test data or on others.
 
@@ -93,20 +104,50 @@ def evaluate(
             data: a data set, its name or path, a frame, or (x, y). None means the run's own data, read again from their
             files.
         client: name of a client whose personal model is measured instead of all models.
+        by: as in `Result.evaluate`. Of the run's own data the table is kept in the run folder, and reports show it.
+        calibrate: of two classes: measure the validation samples instead, fit a recalibration to the counts, and keep
+            it in the run folder with a threshold. `load_model`, `predict`, `export` and `card` then use both.
+        threshold: with `calibrate`: the threshold of recalibrated probabilities; by default Youden's.
         network: as in `resume`.
         **columns: as in `Result.evaluate`.
 
     Returns:
-        A row of metrics like those of a step; see `ekiden.engine.evaluation.TestSet`.
+        A row of metrics like those of a step; see `ekiden.engine.evaluation.TestSet`. With `calibrate` it has
+        `recalibration`, too.
 
     Raises:
         UserError: the silos are not those of the run, or the data do not fit the models.
     """
-    result = open_run(*_paths(folder), network=network)
+    (path,) = _paths(folder)
+    result = open_run(path, network=network)
     if is_silos(data):
         data = as_federation(data)
         check_same_data(result.config, recipe_of(result.config["recipe"]).method, data, path_of(folder))
-    return result.evaluate(data, client=client, **columns)
+    own = data is None or isinstance(data, FederatedData)
+    if calibrate:
+        if client or by or not own:
+            raise UserError("calibrate is for the global model and the run's own silos: leave out the rest")
+        return _calibrated(result, path, calibrate, threshold, result.data() if data is None else data)
+    if threshold is not None:
+        raise UserError("threshold is for calibrate: give both, or none")
+    row = result.evaluate(data, client=client, by=by, **columns)
+    if own and "subgroups" in row:
+        divided.keep(path, row["subgroups"])
+    return row
+
+
+def _calibrated(
+    result: Result, path: Path, form: Literal["platt", "temperature"], threshold: float | None, silos: FederatedData
+) -> Row:
+    """Fit a recalibration of a run's model on validation samples, and keep it."""
+    task, classes = silos.dataset.task, silos.dataset.classes
+    if task.kind != "classification" or len(classes) != 2 or result.weights is None:
+        raise UserError("calibrate is for a global model of two classes: leave it out")
+    test = result.judge(silos.for_tuning())
+    found = test.figures(test.scores(result.weights, full=True))
+    how = Recalibration.fitted(form, found, threshold, model_in(path))
+    how.write(path)
+    return {**test(result.weights, (), last=True), "recalibration": how.to_json()}
 
 
 def show(folder: Folder) -> str:

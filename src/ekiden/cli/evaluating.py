@@ -24,6 +24,8 @@ from ekiden.engine.folder import read_config
 from ekiden.engine.method import Method
 from ekiden.engine.networks import read_model
 from ekiden.engine.setup import check_same_data
+from ekiden.engine.subgroups import divisions
+from ekiden.results import divided
 from ekiden.results.recalibration import Recalibration, model_in
 from ekiden.results.result import inputs_of, task_in
 from ekiden.runs import summary
@@ -54,6 +56,9 @@ class EvaluateOptions:
     """of two classes: also show this threshold of the second class's probability"""
     sensitivity: float = 0.95
     """of two classes: also show the highest threshold with this sensitivity"""
+    by: tuple[str, ...] = ()
+    """columns that divide the test samples into subgroups, with the bounds of numbers: --by sex age:40:65; `domain` is
+    the data's domains. With --on flower: those that the silos' files allow. `ekiden report` shows the table, too"""
     calibrate: Literal["", "platt", "temperature"] = ""
     """of two classes: fit a recalibration to validation data, by counts, and keep it in the run folder with the
     threshold (--threshold, by default Youden's); `predict`, `export` and `card` then use both"""
@@ -80,6 +85,8 @@ def _config(options: EvaluateOptions) -> dict[str, Any]:
         raise UserError("--federation and --clients are for silos: add --on flower")
     if options.calibrate and (options.data or options.client):
         raise UserError("--calibrate is for the run's global model and own validation data: leave out --data, --client")
+    if options.by and (options.calibrate or options.client):
+        raise UserError("--by is for test samples and the global model: leave out --calibrate and --client")
     outside.trust(options.metric)
     return read_config(options.run)
 
@@ -87,6 +94,8 @@ def _config(options: EvaluateOptions) -> dict[str, Any]:
 def _evaluate_here(options: EvaluateOptions) -> None:
     """Measure a run's model on data of this machine."""
     config = _config(options)
+    if in_memory(config) and options.by:
+        raise UserError(f"{options.run} has its data in Python: ekiden.evaluate({str(options.run)!r}, silos, by=...)")
     if in_memory(config) and options.data:
         return _on_other_data(options)
     if not config.get("on") and (why := in_memory(config)):
@@ -103,6 +112,10 @@ def _evaluate_here(options: EvaluateOptions) -> None:
     told = test.figures(scores, wanted, parts) if test.task.measures_all else None
     if options.calibrate and told:
         _calibrate(options, told)
+    by = divisions(options.by)
+    table = test.subgroups(scores if full else test.scores(model, full=True), by, wanted) if by else {}
+    if by and not options.data:
+        divided.keep(options.run, table["subgroups"])
     groups = {"client": {} if options.data else test.by_client(scores)}
     groups |= {"domain": test.by_domain(scores), "class": test.by_class(scores)}
     run = summary.summarise(options.run)
@@ -114,7 +127,7 @@ def _evaluate_here(options: EvaluateOptions) -> None:
         value = scores.score()
         found = {headline.name: None if isnan(value) else value, "samples": len(scores)}
         more = {"metrics": everything, "figures": told.to_json()} if told else {}
-        print(json.dumps({**found, **more, **groups}))
+        print(json.dumps({**found, **more, **table, **groups}))
         return
     tuned = "validation samples (the run's --tune)" if plan.tune and not options.data else "test samples"
     of = "validation samples" if options.calibrate else tuned
@@ -125,6 +138,8 @@ def _evaluate_here(options: EvaluateOptions) -> None:
         console.print(", ".join(f"{m.name} {m.shown(everything[m.name])}{m.unit}" for m in others), soft_wrap=True)
     if told:
         _show_figures(told, test.task, data.dataset.classes)
+    if by:
+        show_subgroups(table["subgroups"], table["groups"])
     for group, rows in groups.items():
         if rows:
             console.print(_values(group, rows, headline))
@@ -201,6 +216,45 @@ def _show_figures(found: Figures, task: Task, classes: Sequence[object]) -> None
                 *(f"{100 * one.specificity:.1f}", within["specificity"], *values),
             )
         console.print(table)
+
+
+_GAPS = ("auroc", "sensitivity", "specificity", "accuracy", "r2", "c_index")  # figures of which gaps are printed
+
+
+def show_subgroups(found: Mapping[str, Any], exact: Mapping[str, Any] = {}) -> None:
+    """Print a table of subgroups for each column.
+
+    Args:
+        found: the entry `subgroups` of a row of metrics.
+        exact: metrics from the scores themselves, by column and subgroup, if they are known.
+    """
+    if "threshold" in found:
+        console.print(f"sensitivity and specificity at {found['threshold']:.4g}; gaps are from the column's others")
+    for column, rows in found["groups"].items():
+        names = [name for name in _GAPS if any(name in row["values"] for row in rows.values())]
+        counts = ["samples", *(["positives"] if any("positives" in row for row in rows.values()) else [])]
+        table = Table(column, *counts, *(f"{name} %" for name in names))
+        for subgroup, row in rows.items():
+            cells = [_cell(row, name, exact.get(column, {}).get(subgroup, {})) for name in names]
+            table.add_row(subgroup, *(str(row.get(name, "")) for name in counts), *cells)
+        console.print(table)
+    for column, left in found.get("untold", {}).items():
+        console.print(f"{column}: nothing is told of {left} samples in small subgroups", soft_wrap=True)
+
+
+def _cell(row: Mapping[str, Any], name: str, exact: Mapping[str, float]) -> str:
+    """Return a figure of a subgroup with its interval, its gap, and the exact value if that differs."""
+    if name not in row["values"]:
+        return "-"
+    lines = [f"{100 * row['values'][name]:.1f}"]
+    if ends := row.get("intervals", {}).get(name):
+        lines[0] += f" ({100 * ends[0]:.1f} to {100 * ends[1]:.1f})"
+    if gap := row.get("gaps", {}).get(name):
+        within = f" ({100 * gap[1]:+.1f} to {100 * gap[2]:+.1f})" if len(gap) == 3 else ""
+        lines.append(f"gap {100 * gap[0]:+.1f}{within}")
+    if name in exact and abs(exact[name] - row["values"][name]) >= 5e-4:
+        lines.append(f"exact {100 * exact[name]:.1f}")
+    return "\n".join(lines)
 
 
 def _on_silos(options: EvaluateOptions) -> None:

@@ -1,7 +1,7 @@
 """Measure models on the test data: one pass over the samples, then metrics by client, domain and class."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import exp, inf, isclose, isnan, log
 from typing import Any, Literal
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ekiden.data.samples import FederatedData, Subset
 from ekiden.data.tasks import MultiLabel, Scores, Survival, Task
-from ekiden.engine import wire
-from ekiden.engine.counting import counting_of
+from ekiden.engine import subgroups, wire
+from ekiden.engine.counting import EXACT, counting_of
 from ekiden.engine.drive import Evaluator
 from ekiden.engine.figures import Figures, Wanted, figures
 from ekiden.engine.method import Method
@@ -303,6 +303,42 @@ class TestSet:
         counted = parts if parts and isinstance(self.task, Survival) else [scores]
         numbers = [counting.count(part, train=self._data.dataset.train.y) for part in counted]
         return figures(counting, torch.stack(numbers).sum(0), wanted)
+
+    def subgroups(self, scores: Scores, by: Sequence[subgroups.Division], wanted: Wanted = Wanted()) -> dict[str, Any]:  # noqa: B008
+        """Return what divides the test samples, as entries of a row of metrics.
+
+        Args:
+            scores: the answers of one model to all test samples, with probabilities.
+            by: the columns.
+            wanted: the threshold at which sensitivities are taken; by default Youden's.
+
+        Returns:
+            subgroups: the table that silos' counts would give, with a column "client"; see `Subgroups`.
+            groups: the exact metrics of each subgroup.
+
+        Raises:
+            UserError: the samples have no such column, or the task has no subgroups.
+        """
+        dataset, clients = self._data.dataset, self._data.clients
+        subgroups.check_task(self.task)
+        counting = counting_of(self.task, dataset.outputs, full=True)
+        own = [client.test.rows for client in clients]
+        exact: dict[str, dict[str, dict[str, float]]] = {}
+        counts: dict[str, dict[str, Tensor]] = {}
+        for one in by:
+            names = one.names(dataset.inputs, dataset.domains)
+            places = one.places(dataset.test.x, dataset.inputs, dataset.test.domain)
+            parts = [
+                subgroups.count(counting, scores.at(rows), [places[rows]], [len(names)], EXACT, [0]) for rows in own
+            ]
+            counts[one.column] = dict(zip(names, torch.stack(parts).sum(0), strict=True))
+            inside = {name: (places == g).nonzero().flatten() for g, name in enumerate(names)}
+            exact[one.column] = {name: scores.metrics(rows) for name, rows in inside.items() if len(rows)}
+        if 1 < len(clients) <= _MOST_CLIENTS_LISTED:
+            counts["client"] = {c.name: counting.count(scores.at(c.test.rows)) for c in clients}
+        whole = self.figures(scores, replace(wanted, bootstrap=False), [scores.at(rows) for rows in own])
+        found = subgroups.table(counting, counts, whole, wanted.threshold)
+        return {"subgroups": subgroups.to_json(found), "groups": exact}
 
     def _by_group(self, each: Sequence[Scores], places: Tensor) -> dict[str, Any]:
         """Return the headline metric by domain and by class (for personal models their mean), for up to 100 of them."""

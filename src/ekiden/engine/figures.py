@@ -96,10 +96,12 @@ class Wanted(Checked):
     Attributes:
         threshold: one that was chosen before.
         sensitivity: the least that the highest threshold must have.
+        bootstrap: whether intervals without a formula are computed, which takes longest.
     """
 
     threshold: Annotated[float, Range(least=0, most=1)] | None = None
     sensitivity: Annotated[float, Range(least=0, most=1)] = 0.95
+    bootstrap: bool = True
 
 
 def figures(counting: Counting, numbers: Tensor, wanted: Wanted | None = None) -> Figures:
@@ -145,7 +147,7 @@ def _of_classes(n: dict[str, Any], counting: OfClasses, wanted: Wanted | None, *
     intervals = {"accuracy": wilson(float(n["right"]), samples)} if wanted else {}
     more: dict[str, Any] = {}
     if table is not None:
-        intervals |= _of_table(table) if wanted else {}
+        intervals |= _of_table(table) if wanted and wanted.bootstrap else {}
         more["confusion"] = tuple(tuple(map(int, row)) for row in table[:, :-1])
     if "scores" in n:
         ranked = [Ranked(rows[0], rows[1], middles(counting.edges), bounds(counting.edges)) for rows in n["scores"]]
@@ -158,7 +160,7 @@ def _of_classes(n: dict[str, Any], counting: OfClasses, wanted: Wanted | None, *
         more["errors"] = {name: error for name, error in errors.items() if not isnan(error)}
         if two and ranked[0].both and wanted:
             intervals["auroc"] = ranked[0].delong()
-            intervals |= ranked[0].bootstrap()
+            intervals |= ranked[0].bootstrap() if wanted.bootstrap else {}
             more["thresholds"] = ranked[0].thresholds(wanted)
             more["calibration"] = ranked[0].curve()
             found_lines = {name: ranked[0].recalibrated(shift=name == "platt") for name in RECALIBRATIONS}

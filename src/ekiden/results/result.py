@@ -25,6 +25,7 @@ from ekiden.engine.folder import settings_in
 from ekiden.engine.method import State
 from ekiden.engine.networks import as_module
 from ekiden.engine.setup import check_model, resolved_hardware, why_unusable
+from ekiden.engine.subgroups import divisions
 from ekiden.engine.transport import Transfer
 from ekiden.engine.worker import Setup, Worker
 from ekiden.results.coefficients import Coefficient, coefficients
@@ -329,7 +330,7 @@ class Result:
         """
         return float(self.evaluate(self.data().for_tuning())[self.headline])
 
-    def evaluate(self, data: Any = None, *, client: str = "", **columns: Any) -> Row:
+    def evaluate(self, data: Any = None, *, client: str = "", by: str | Sequence[str] = (), **columns: Any) -> Row:
         """Measure the models on the run's own test data, or on others.
 
         Args:
@@ -337,19 +338,30 @@ class Result:
                 Only the test part is measured; of (x, y) everything. Files and frames are read and scaled as the run's
                 data were. Personal models need the same silos.
             client: name of a client whose personal model is measured instead of all models.
+            by: columns that divide the test samples into subgroups, as in ["sex", "age:40:65"]: numbers need bounds.
+                "domain" stands for the domains.
             **columns: the meaning of a table's or frame's columns, as in `ekiden.load`; by default the meaning in the
                 run, if its folder has that.
 
         Returns:
-            A row of metrics like those of a step; see `ekiden.engine.evaluation.TestSet`.
+            A row of metrics like those of a step; see `ekiden.engine.evaluation.TestSet`. With `by` also what its
+            method `subgroups` returns.
 
         Raises:
-            UserError: the data have other classes, samples of another shape, or other silos than the personal models.
+            UserError: the data have other classes, samples of another shape, or other silos than the personal models,
+                or there is no such column.
         """
+        divided = divisions((by,) if isinstance(by, str) else by)
         silos = self.data() if data is None else _silos(data, self.config, columns)
         test = self.judge(silos)
+        if divided and (client or self.weights is None):
+            raise UserError("subgroups are told of a run's global model: leave out by, or measure another run")
         if not client:
-            return test(self.weights, self.personal, last=True)
+            row = test(self.weights, self.personal, last=True)
+            if divided and self.weights is not None:
+                found = test.subgroups(test.scores(self.weights, full=True), divided)
+                row |= found | {"groups": row.get("groups", {}) | found["groups"]}
+            return row
         scores = test.scores(self._personal(client), personal=True)
         return {test.task.headline.name: scores.score(), "loss": scores.mean_loss(), "samples": len(scores)}
 

@@ -1,0 +1,301 @@
+"""Tables of subgroups: who is in which, what a silo tells of them, and how one differs from the others."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import sqrt
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from ekiden.base.errors import UserError, unknown
+from ekiden.data.kinds import Inputs, Table
+from ekiden.data.tasks import Classification, Regression, Scores, Survival, Task
+from ekiden.engine.counting import Care, Counting
+from ekiden.engine.figures import Figures, Interval, Wanted, figures
+
+DOMAIN = "domain"
+"""the column whose subgroups are the domains of a data set"""
+MISSING, OTHER = "missing", "other"
+_MOST = 100  # subgroups of a column
+_SHOWN = ("auroc", "sensitivity", "specificity", "accuracy", "r2", "mae", "c_index", "brier", "calibration_error")
+
+
+@dataclass(frozen=True)
+class Division:
+    """A column that divides samples into subgroups.
+
+    Attributes:
+        column: name of a column that the model gets, or "domain".
+        bounds: of a column of numbers, ascending: a subgroup begins at each of them.
+    """
+
+    column: str
+    bounds: tuple[float, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return what a text such as "sex" or "age:40:65" says."""
+        column, *places = text.split(":")
+        try:
+            bounds = tuple(map(float, places))
+        except ValueError:
+            raise UserError(f"--by {text}: write a column, or a column and numbers that divide it: age:40:65") from None
+        if not column or any(not a < b for a, b in pairwise(bounds)) or not all(abs(b) < float("inf") for b in bounds):
+            raise UserError(f"--by {text}: write a column, or a column and ascending numbers: age:40:65")
+        return cls(column, bounds)
+
+    def names(self, inputs: Inputs, domains: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return the names of the subgroups.
+
+        Raises:
+            UserError: samples do not have such a column, or numbers have no bounds, or categories have some.
+        """
+        table = Table.of(inputs)
+        if self.column == DOMAIN and domains:
+            found: tuple[str, ...] = tuple(domains)
+        elif self.column in table.categorical:
+            found = (OTHER, *(name or MISSING for name in table.vocabularies[table.categorical.index(self.column)]))
+        elif self.column in table.numeric:
+            if not self.bounds:
+                raise UserError(f"column {self.column!r} has numbers: say where to divide it, --by {self.column}:40:65")
+            ends = (f"below {self.bounds[0]:g}", *(f"{a:g} to below {b:g}" for a, b in pairwise(self.bounds)))
+            return (*ends, f"{self.bounds[-1]:g} or more", *([MISSING] if self.column in table.gaps else []))
+        else:
+            known = [*table.numeric, *table.categorical, *([DOMAIN] if domains else [])]
+            if not known:
+                raise UserError("the samples have neither columns nor domains to divide them by: leave out --by")
+            raise unknown("column", self.column, known)
+        if self.bounds:
+            raise UserError(f"column {self.column!r} has categories, which no number divides: --by {self.column}")
+        if len(found) > _MOST:
+            raise UserError(f"column {self.column!r} has {len(found)} subgroups, {_MOST} at most: choose another")
+        return found
+
+    def places(self, x: Tensor, inputs: Inputs, domain: Tensor | None = None) -> Tensor:
+        """Return the subgroup (n,) int64 of each sample: its place in `names`."""
+        table = Table.of(inputs)
+        if self.column in table.categorical:
+            return x[:, table.numbers + table.categorical.index(self.column)].long()
+        if self.column not in table.numeric:
+            assert domain is not None
+            return domain
+        at = table.numeric.index(self.column)
+        centre, scale = table.centre[at], table.scale[at]
+        inner = torch.tensor([(bound - centre) / scale for bound in self.bounds], dtype=torch.float64).float()
+        found = torch.bucketize(x[:, at].float().contiguous().cpu(), inner, right=True)
+        if self.column in table.gaps:
+            gap = x[:, len(table.numeric) + table.gaps.index(self.column)].cpu() > 0.5
+            found = torch.where(gap, len(self.bounds) + 1, found)
+        return found
+
+
+def divisions(by: Sequence[str]) -> tuple[Division, ...]:
+    """Return the columns in a list of texts; commas may separate several.
+
+    Raises:
+        UserError: one is not a column, or is there twice.
+    """
+    found = tuple(Division.parse(text) for part in by for text in part.split(",") if text)
+    columns = [one.column for one in found]
+    if twice := next((name for name in columns if columns.count(name) > 1), None):
+        raise UserError(f"--by names column {twice!r} twice: two divisions subtracted would show a few samples")
+    return found
+
+
+def check_task(task: Task) -> None:
+    """Refuse tasks whose subgroups are not counted."""
+    if not isinstance(task, Classification | Regression | Survival):
+        raise UserError(f"subgroups are for classes, numbers, and times, not for {task.kind}: leave out --by")
+
+
+def told(places: Sequence[Tensor], scores: Scores, care: Care) -> Tensor:
+    """Return the samples (n,) bool of which a silo tells in its subgroups; the others are in none of them.
+
+    Samples that agree in all columns, and in their class, are a cell. Cells with fewer than `care.positives` samples
+    are left out, of numbers those with fewer than `care.samples`, of times also those with fewer events than
+    `care.positives`; and so are samples of which fewer than `care.samples` agree in all columns. Subgroups are then
+    unions of cells. So whatever sums of subgroups, of any columns, are added and subtracted, a difference is of whole
+    cells. If the cells that were left out have few samples together, which the sum of all samples would show, the
+    smallest other cell is left out, too (complementary suppression).
+
+    Lawrence Cox: Suppression methodology and statistical disclosure control. JASA 75, 1980.
+
+    Args:
+        places: the subgroups (n,) of all columns of which the silo may ever tell, whether it is asked for them or not.
+        scores: the answers, with labels.
+        care: what few samples are.
+    """
+    if not len(scores) or not places:
+        return torch.zeros(len(scores), dtype=torch.bool)
+    classes, events = isinstance(scores.task, Classification), isinstance(scores.task, Survival)
+    cells = torch.stack(list(places), 1).unique(dim=0, return_inverse=True)[1]
+    kinds = scores.y if classes else torch.zeros_like(cells)
+    shape = int(cells.max()) + 1, int(kinds.max()) + 1
+    at = cells * shape[1] + kinds
+
+    def counted(rows: Tensor) -> Tensor:
+        return torch.bincount(at[rows], minlength=shape[0] * shape[1]).view(shape)
+
+    size = counted(torch.ones_like(at, dtype=torch.bool))
+    marks = [(size, care.positives if classes else care.samples)]
+    marks += [(counted(scores.y[:, 1] > 0), care.positives)] if events else []
+    shown = size > 0
+    while True:
+        before = shown
+        for of, least in marks:
+            shown = shown & (of >= least)
+        shown = shown & ((size * shown).sum(1, keepdim=True) >= care.samples)
+        rest = size * ~shown
+        few = torch.zeros(shape[1], dtype=torch.bool)
+        for of, least in marks:
+            few = few | (rest.sum(0) > 0) & ((of * ~shown).sum(0) < least)
+        if not few.any():
+            few = few | (rest.sum() > 0) & (rest.sum() < care.samples)
+        if (further := shown & few).any():
+            smallest = size.masked_fill(~further, int(size.max()) + 1).argmin()
+            shown = shown.flatten().index_fill(0, smallest, False).view(shape)
+        if torch.equal(shown, before):
+            return shown.flatten()[at]
+
+
+def count(
+    counting: Counting, scores: Scores, places: Sequence[Tensor], sizes: Sequence[int], care: Care, asked: Sequence[int]
+) -> Tensor:
+    """Return what is counted of each subgroup of the columns `asked`, (subgroups, numbers) int64.
+
+    Args:
+        counting: says what is counted.
+        scores: the answers.
+        places: the subgroups (n,) of all columns of which the silo may tell.
+        sizes: how many subgroups each of these columns has.
+        care: what is left out.
+        asked: which of these columns are wanted.
+    """
+    shown = told(places, scores, care)
+    rows = [((places[c] == g) & shown).nonzero().flatten() for c in asked for g in range(sizes[c])]
+    return torch.stack([counting.count(scores.at(row), care) for row in rows])
+
+
+class Gap(NamedTuple):
+    """A subgroup's figure minus that of all other subgroups of the column together, with its 95 % interval."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Subgroup:
+    """What follows from the counts of one subgroup.
+
+    Attributes:
+        column: what divides the samples.
+        name: the subgroup.
+        samples: of which something was told.
+        positives: of two classes, samples of the second one.
+        values: figures, by name; sensitivity and specificity at the table's threshold.
+        intervals: 95 % intervals of some of them.
+        gaps: differences from the others.
+        recalibration: slope and intercept of the label on the logit of the score; 1 and 0 if probabilities are right.
+    """
+
+    column: str
+    name: str
+    samples: int
+    positives: int | None = None
+    values: Mapping[str, float] = field(default_factory=dict)
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
+    gaps: Mapping[str, Gap] = field(default_factory=dict)
+    recalibration: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Subgroups:
+    """A table of subgroups.
+
+    Attributes:
+        rows: the subgroups of which something was told.
+        threshold: of two classes: samples with this probability of the second one, or more, are called positive.
+        untold: samples of which nothing was told, by column: in subgroups that are small, or would show small ones.
+    """
+
+    rows: tuple[Subgroup, ...]
+    threshold: float | None = None
+    untold: Mapping[str, int] = field(default_factory=dict)
+
+
+def table(
+    counting: Counting, counts: Mapping[str, Mapping[str, Tensor]], whole: Figures, threshold: float | None = None
+) -> Subgroups:
+    """Return the table that follows from counts.
+
+    Args:
+        counting: says what was counted.
+        counts: the sums over silos, by column and subgroup.
+        whole: the figures of all samples together.
+        threshold: the chosen one; by default Youden's of all samples.
+    """
+    if threshold is None:
+        threshold = next((one.threshold for one in whole.thresholds if one.rule == "Youden"), None)
+    wanted = Wanted(threshold, bootstrap=False)
+    rows, untold = [], dict[str, int]()
+    for column, groups in counts.items():
+        known = {name: numbers for name, numbers in groups.items() if int(counting.split(numbers)["samples"])}
+        total = sum(known.values(), torch.zeros(counting.size, dtype=torch.int64))
+        for name, numbers in known.items():
+            others = figures(counting, total - numbers, wanted) if len(known) > 1 else None
+            rows.append(_subgroup(column, name, figures(counting, numbers, wanted), others))
+        if (left := whole.samples - sum(row.samples for row in rows if row.column == column)) > 0:
+            untold[column] = left
+    return Subgroups(tuple(rows), threshold, untold)
+
+
+def _subgroup(column: str, name: str, own: Figures, others: Figures | None) -> Subgroup:
+    values, intervals = _shown(own)
+    gaps = dict[str, Gap]()
+    if others is not None:
+        theirs, ends = _shown(others)
+        for metric, value in values.items():
+            if metric in theirs:
+                gaps[metric] = _gap(value, theirs[metric], intervals.get(metric), ends.get(metric))
+    positives = sum(own.confusion[1]) if len(own.confusion) == 2 else None
+    return Subgroup(column, name, own.samples, positives, values, intervals, gaps, own.recalibration.get("platt"))
+
+
+def _shown(found: Figures) -> tuple[dict[str, float], dict[str, Interval]]:
+    """Return the figures of a table of subgroups, and their intervals."""
+    values, intervals = dict(found.values), dict(found.intervals)
+    for one in found.thresholds:
+        if one.rule == "chosen":
+            values |= {"sensitivity": one.sensitivity, "specificity": one.specificity}
+            intervals |= one.intervals
+    return {name: values[name] for name in _SHOWN if name in values}, intervals
+
+
+def _gap(own: float, others: float, here: Interval | None, there: Interval | None) -> Gap:
+    """Return the difference of two figures of different samples, with the interval that follows from theirs.
+
+    Robert Newcombe: Interval estimation for the difference between independent proportions. Statistics in Medicine 17,
+    1998 (method 10); for other figures: Guang Yong Zou, Allan Donner: Construction of confidence limits about effect
+    measures. Statistics in Medicine 27, 2008.
+    """
+    value = own - others
+    if here is None or there is None:
+        return Gap(value)
+    low = value - sqrt((own - here[0]) ** 2 + (there[1] - others) ** 2)
+    return Gap(value, low, value + sqrt((here[1] - own) ** 2 + (others - there[0]) ** 2))
+
+
+def to_json(found: Subgroups) -> dict[str, Any]:
+    """Return the table as plain values, by column and name."""
+    rows: dict[str, dict[str, Any]] = {}
+    for row in found.rows:
+        one = {"samples": row.samples, "positives": row.positives, "values": dict(row.values)}
+        one |= {"intervals": {k: list(v) for k, v in row.intervals.items() if k in row.values}}
+        one |= {"gaps": {k: [v for v in gap if v is not None] for k, gap in row.gaps.items()}}
+        one |= {"recalibration": list(row.recalibration) if row.recalibration else None}
+        rows.setdefault(row.column, {})[row.name] = {k: v for k, v in one.items() if v not in (None, {})}
+    about = {"threshold": found.threshold, "untold": dict(found.untold)}
+    return {"groups": rows} | {k: v for k, v in about.items() if v not in (None, {})}
