@@ -270,7 +270,12 @@ def _on_silos(options: EvaluateOptions) -> None:
     task = task_in(config)
     if options.calibrate:
         _check_calibrate(task, config["classes"])
-    row = silos.evaluate(options.run, options.federation, options.clients, validation=bool(options.calibrate))
+    if options.by and options.calibrate:
+        raise UserError("--by is for test samples, --calibrate for validation samples: leave out one")
+    by = [one.text() for one in divisions(options.by)]
+    row = silos.evaluate(options.run, options.federation, options.clients, validation=bool(options.calibrate), by=by)
+    if "subgroups" in row:
+        divided.keep(options.run, row["subgroups"])
     with reading("what silos reported", "the same Ekiden at all parties"):
         found = made(Figures, row["figures"])
     if options.calibrate:
@@ -279,6 +284,8 @@ def _on_silos(options: EvaluateOptions) -> None:
         print(json.dumps(row))
         return
     _show_figures(found, task, config["classes"])
+    if "subgroups" in row:
+        show_subgroups(row["subgroups"])
     if guess := row.get("majority"):
         console.print(f"always the commonest class: {100 * guess:.2f} % accuracy")
     means = row["silo_means"]

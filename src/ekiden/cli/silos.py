@@ -401,7 +401,9 @@ def _link(folder: Path) -> dict[str, Any]:
     return link
 
 
-def evaluate(run: Path, federation: Path | None, clients: str, *, validation: bool) -> dict[str, Any]:
+def evaluate(
+    run: Path, federation: Path | None, clients: str, *, validation: bool, by: Sequence[str]
+) -> dict[str, Any]:
     """Measure the model of a run at silos, on validation or on test samples, and return the row of metrics."""
     plan = stored(run)
     if plan is None:
@@ -417,7 +419,7 @@ def evaluate(run: Path, federation: Path | None, clients: str, *, validation: bo
     plan = replace(plan, clients=names, recipe=recipe)
     out = run / EVALUATIONS / token_hex(8)
     security, public_keys = _superlink_of(plan, link, anywhere=True)
-    if ended := commands.run(plan, link, security, out, public_keys, say, run, validation=validation):
+    if ended := commands.run(plan, link, security, out, public_keys, say, run, validation=validation, by=by):
         raise UserError(ended)
     try:
         row: dict[str, Any] = json.loads((out / "metrics.jsonl").read_text(encoding="utf-8"))

@@ -6,6 +6,7 @@ from itertools import pairwise
 from math import sqrt
 from typing import Any, NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,6 +46,10 @@ class Division:
         if not column or any(not a < b for a, b in pairwise(bounds)) or not all(abs(b) < float("inf") for b in bounds):
             raise UserError(f"--by {text}: write a column, or a column and ascending numbers: age:40:65")
         return cls(column, bounds)
+
+    def text(self) -> str:
+        """Return what `parse` reads."""
+        return ":".join([self.column, *(f"{bound:.17g}" for bound in self.bounds)])
 
     def names(self, inputs: Inputs, domains: Sequence[str] = ()) -> tuple[str, ...]:
         """Return the names of the subgroups.
@@ -130,7 +135,7 @@ def told(places: Sequence[Tensor], scores: Scores, care: Care) -> Tensor:
     if not len(scores) or not places:
         return torch.zeros(len(scores), dtype=torch.bool)
     classes, events = isinstance(scores.task, Classification), isinstance(scores.task, Survival)
-    cells = torch.stack(list(places), 1).unique(dim=0, return_inverse=True)[1]
+    cells = torch.from_numpy(np.unique(torch.stack(list(places), 1).numpy(), axis=0, return_inverse=True)[1].ravel())
     kinds = scores.y if classes else torch.zeros_like(cells)
     shape = int(cells.max()) + 1, int(kinds.max()) + 1
     at = cells * shape[1] + kinds
@@ -292,7 +297,7 @@ def to_json(found: Subgroups) -> dict[str, Any]:
     """Return the table as plain values, by column and name."""
     rows: dict[str, dict[str, Any]] = {}
     for row in found.rows:
-        one = {"samples": row.samples, "positives": row.positives, "values": dict(row.values)}
+        one: dict[str, Any] = {"samples": row.samples, "positives": row.positives, "values": dict(row.values)}
         one |= {"intervals": {k: list(v) for k, v in row.intervals.items() if k in row.values}}
         one |= {"gaps": {k: [v for v in gap if v is not None] for k, gap in row.gaps.items()}}
         one |= {"recalibration": list(row.recalibration) if row.recalibration else None}

@@ -114,6 +114,7 @@ def run(
     measures: Path | None = None,
     *,
     validation: bool = False,
+    by: Sequence[str] = (),
 ) -> str:
     """Submit a run to the SuperLink and show its output until it ends; Ctrl-C and SIGTERM end it.
 
@@ -142,6 +143,7 @@ def run(
             "link": json.dumps(dict(link)),
             "measures": str(measures.absolute()) if measures else "",
             "validation": validation,
+            "by": ",".join(by),
         }
         lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
         (app / "run.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -329,6 +331,7 @@ keys = "{{}}"
 link = "{{}}"
 measures = ""
 validation = false
+by = ""
 """,
         encoding="utf-8",
     )

@@ -64,7 +64,8 @@ def main(grid: Grid, context: Context) -> None:
     try:
         if source:
             folder, validation = Path(str(config["folder"])), bool(config["validation"])
-            evaluating.evaluate(Path(source), plan.names, nodes, folder, public_keys, say, validation=validation)
+            about = (Path(source), plan.names, nodes, folder, public_keys, say)
+            evaluating.evaluate(*about, validation=validation, by=(str(config["by"]),))
             return
         result = session.run(plan, nodes, Path(str(config["folder"])), public_keys, say, link=link)
     except UserError as error:

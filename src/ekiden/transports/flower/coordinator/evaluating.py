@@ -17,6 +17,7 @@ from ekiden.data.tasks import Classification, terms
 from ekiden.engine import wire
 from ekiden.engine.evaluation import Built
 from ekiden.engine.networks import initial_weights, read_model
+from ekiden.engine.subgroups import check_task, divisions
 from ekiden.methods import among
 from ekiden.transports.flower.coordinator.courier import Courier, Patience
 from ekiden.transports.flower.coordinator.session import Nodes, Roll, Say
@@ -41,6 +42,7 @@ def evaluate(
     say: Say,
     *,
     validation: bool = False,
+    by: Sequence[str] = (),
     seconds: float = _PATIENCE,
     poll: float = 1.0,
 ) -> dict[str, Any]:
@@ -54,11 +56,12 @@ def evaluate(
         public_keys: public keys of the silos that must prove their names.
         say: shows a line to the user.
         validation: measure on validation samples, not on test samples.
+        by: columns that divide test samples into subgroups.
         seconds: time without a sign of life before a silo counts as missing.
         poll: longest time in seconds between two looks at the post.
     """
     before = made_by(run)
-    agreed, model = terms_for(before, run, clients, public_keys, validation=validation)
+    agreed, model = terms_for(before, run, clients, public_keys, validation=validation, by=by)
     patience = Patience(seconds, poll, "stop")
     roll = Roll(nodes, tuple(clients), public_keys, patience, say, agreed.data)
     roll.gather(all_of_them=True)
@@ -92,7 +95,13 @@ def made_by(run: Path) -> Agreement:
 
 
 def terms_for(
-    before: Agreement, run: Path, clients: Sequence[str], public_keys: Mapping[str, str], *, validation: bool = False
+    before: Agreement,
+    run: Path,
+    clients: Sequence[str],
+    public_keys: Mapping[str, str],
+    *,
+    validation: bool = False,
+    by: Sequence[str] = (),
 ) -> tuple[Agreement, Any]:
     """Return the terms for measuring the model of a run, and the model."""
     setup = before.setup(no_samples(before), Hardware(threads=1))
@@ -116,5 +125,8 @@ def terms_for(
         revises="",
         measures=custody.digest(wire.chunks(model)),
         validation=validation,
+        by=tuple(one.text() for one in divisions(by)),
     )
+    if agreed.subgroups:
+        check_task(agreed.labels)
     return agreed, model

@@ -33,7 +33,7 @@ from ekiden.transports.flower.trust.parcel import (
     check_claims,
     value_key,
 )
-from ekiden.transports.flower.trust.report import Reported, SiloReport, fits, row_of, total_of
+from ekiden.transports.flower.trust.report import Reported, SiloReport, fits, row_of, rows, total_of
 from ekiden.transports.flower.trust.sealing import Lock, Party, Plain, Reader, Sealer
 
 Slot = tuple[Ref[Any], str, int]
@@ -48,14 +48,14 @@ def check_answer(ref: Ref[Any], answer: Answer) -> None:
         raise unusable(ref.owner, f"account of {ref.key}", "it names no place of its private state")
 
 
-def report_in(body: memoryview, client: str, models: int, counting: Counting) -> Reported:
+def report_in(body: memoryview, client: str, rows: int, counting: Counting) -> Reported:
     """Return what a silo reported about some models."""
     try:
         found: Reported = wire.decode(body, Reported)
     except wire.WireError as error:
         raise unusable(client, "report of its tests", str(error)) from None
-    if found.shown is not None and not fits(found.shown, counting, models):
-        raise unusable(client, "report of its tests", f"it does not fit {models} models")
+    if found.shown is not None and not fits(found.shown, counting, rows):
+        raise unusable(client, "report of its tests", f"it does not fit {rows} models or subgroups")
     if found.shown is None and found.masked is None:
         raise unusable(client, "report of its tests", "it is empty")
     return found
@@ -333,7 +333,7 @@ class Remote(Transport):
                 raise
             return None
         client = message.client
-        found = report_in(body, client, models, counting)
+        found = report_in(body, client, rows(self._agreed, models), counting)
         if self._agreed.keys:
             given = (self._step, results, digests, bytes(body))
             self._note(checked_tally(self._agreed, client, answer.record, *given, last=last))

@@ -36,7 +36,7 @@ from ekiden.transports.flower.trust import agreement as agreements
 from ekiden.transports.flower.trust import custody, keys
 from ekiden.transports.flower.trust.agreement import AGREEMENT, Agreement, no_samples
 from ekiden.transports.flower.trust.custody import Hop, Record, SignedTally, Tally
-from ekiden.transports.flower.trust.report import Reported, SiloReport, fits, row_of, total_of
+from ekiden.transports.flower.trust.report import Reported, SiloReport, fits, row_of, rows, total_of
 from ekiden.transports.flower.trust.report import counting as counting_of_models
 
 _EXACT = 1e-9
@@ -138,7 +138,8 @@ def check_samples(signed: Signed) -> Iterator[str]:
             yield f"{hop.client} signed {_short(hop.held)} samples in step {hop.step + 1}, {held[hop.client]} before"
     for tally in signed.tallies:
         found, counting = _report(tally), _counting(tally, signed.terms)
-        if found is None or (found.shown is not None and not fits(found.shown, counting, len(tally.models))):
+        told = rows(signed.terms, len(tally.models))
+        if found is None or (found.shown is not None and not fits(found.shown, counting, told)):
             yield f"what {tally.client} signed of its tests after step {tally.step} cannot be read"
         elif found.shown is not None and tally.client in held:
             yield from _shown(found.shown, counting, tally, held[tally.client][2])
@@ -325,7 +326,7 @@ def _measured(
         total = total_of({name: readable[name] for name in terms.clients if name in readable}, members)
     except (UserError, wire.WireError) as error:
         return str(error)
-    if total is None or not fits(total, counting, models):
+    if total is None or not fits(total, counting, rows(terms, models)):
         return "the reports of the silos give no sum"
     shown = {name: one.shown for name, one in readable.items() if one.shown is not None}
     found = row_of(total, shown, terms, first.results, counting, last=first.last)

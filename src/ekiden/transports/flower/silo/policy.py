@@ -15,6 +15,7 @@ from ekiden.engine import wire
 from ekiden.engine.drive import Outline, TooLong, outline
 from ekiden.engine.folder import values_digest
 from ekiden.engine.method import INITIAL, Method
+from ekiden.engine.subgroups import divisions
 from ekiden.engine.wire import SERVER, Ref
 from ekiden.engine.worker import Setup
 from ekiden.methods import GLM, LAP, DeepAFL
@@ -62,6 +63,12 @@ def check_terms(file: SiloFile, agreed: Agreement) -> None:
     if not agreed.measures:
         _check_method(file, method)
         _check_sums(file, agreed)
+    allowed = divisions(file.limits.subgroups)
+    if foreign := [one for one in divisions(agreed.by) if one not in allowed]:
+        raise UserError(
+            f"the run asks for subgroups by {foreign[0].text()[:80]}, {name} tells of "
+            f"{', '.join(one.text() for one in allowed) or 'none'} (limits.subgroups in its silo.toml)"
+        )
     budget.check(file, agreed)
     if agreed.keys:
         _check_keys(file, agreed)

@@ -25,6 +25,7 @@ from ekiden.data.moments import ColumnSums, read_agreed, told_by
 from ekiden.data.targets import in_order
 from ekiden.data.tasks import LanguageModelling, terms
 from ekiden.data.tasks.base import IGNORED
+from ekiden.engine.subgroups import divisions
 from ekiden.methods import LAP, METHODS
 from ekiden.transports.flower.metrics import Metrics
 from ekiden.transports.flower.trust import keys
@@ -89,6 +90,9 @@ class Limits(Checked):
     scores with fewer samples are joined"""
     min_positives: Count = 5
     """samples of classes, and labels, with fewer test samples than this are left out of what is told by class"""
+    subgroups: tuple[str, ...] = ()
+    """columns by whose subgroups `ekiden evaluate --by` may ask, with the bounds of numbers: ["sex", "age:40:65"].
+    Samples that agree in all of them, and in their class, are told together or not at all, so list few"""
     approve: bool = False
     """a run begins only after `ekiden silo approve` has agreed to its plan, or if [allow.METHOD] has its method"""
     own_figures: bool = False
@@ -101,6 +105,9 @@ class Limits(Checked):
     """largest number of bytes on the disk for one run"""
     disk_bytes: Count = 20_000_000_000
     """largest number of bytes on the disk for all runs"""
+
+    def __post_init__(self) -> None:
+        divisions(self.subgroups)
 
 
 @dataclass(frozen=True)

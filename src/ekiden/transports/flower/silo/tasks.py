@@ -11,15 +11,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from ekiden.base.errors import UserError
 from ekiden.base.files import Damaged, marked, verified, write
 from ekiden.base.modular import Masked
-from ekiden.engine import wire
-from ekiden.engine.counting import Care
+from ekiden.data.samples import Subset
+from ekiden.data.tasks import Scores
+from ekiden.engine import subgroups, wire
+from ekiden.engine.counting import Care, Counting
 from ekiden.engine.evaluation import Built
 from ekiden.engine.method import payload_types, task_of
 from ekiden.engine.networks import initial_weights, model_bytes
 from ekiden.engine.store import FolderJournal
+from ekiden.engine.subgroups import divisions
 from ekiden.engine.wire import EVERYONE, SERVER, Encoded, Ref
 from ekiden.engine.worker import Job, Outcome, Worker
 from ekiden.training import fit as fitting
@@ -424,4 +429,15 @@ def _measure(run: Agreed, models: list[Weights], ask: Ask, *, once: bool) -> Sil
     care = Care(limits.min_samples, limits.min_positives, coarse=not once)
     personal = len(models) > ask.results
     mine = ask.results + clients.index(run.file.name) if personal and run.file.name in clients else 0
-    return reports.report(counting, answers, mine, care, run.client.train.y)
+    groups = _divided(run, counting, answers[0], samples, care) if run.terms.by else None
+    return reports.report(counting, answers, mine, care, run.client.train.y, groups)
+
+
+def _divided(run: Agreed, counting: Counting, scores: Scores, samples: Subset, care: Care) -> Tensor:
+    """Return what is counted of the subgroups that the terms name; what is left out follows from the silo's file."""
+    inputs = run.worker.setup.dataset.inputs
+    allowed = divisions(run.file.limits.subgroups)
+    places = [one.places(samples.x, inputs) for one in allowed]
+    sizes = [len(one.names(inputs)) for one in allowed]
+    asked = [allowed.index(one) for one in divisions(run.terms.by)]
+    return subgroups.count(counting, scores, places, sizes, care, asked)

@@ -25,6 +25,7 @@ from ekiden.data.tasks import Task, task_of_terms
 from ekiden.engine.folder import code_version
 from ekiden.engine.method import Method
 from ekiden.engine.networks import NamedNetwork, Prepared, of_method
+from ekiden.engine.subgroups import check_task, divisions
 from ekiden.engine.wire import EVERYONE, SERVER
 from ekiden.engine.worker import Setup
 from ekiden.methods import LAP, METHODS
@@ -118,6 +119,7 @@ class Agreement:
         measures: digest of the model that silos measure and do nothing else, under the terms of the run that made it;
             empty in all other runs.
         validation: whether they measure it on their validation samples instead of the test samples.
+        by: columns by whose subgroups they also tell about it, as `Division.parse` reads them.
     """
 
     run: str
@@ -142,6 +144,7 @@ class Agreement:
     measures: str = ""
     data: str = ""
     validation: bool = False
+    by: tuple[str, ...] = ()
 
     @property
     def method(self) -> str:
@@ -189,6 +192,12 @@ class Agreement:
         """Whether a sum under masks goes on without a silo that is missing; all agree to that with these terms."""
         method = self.recipe.method
         return self.sealed and self.skips and isinstance(method, SecureMethod) and method.secure and method.regroups
+
+    @property
+    def subgroups(self) -> dict[str, tuple[str, ...]]:
+        """Return the names of the subgroups of which silos tell, by column."""
+        inputs = of_terms(self.inputs)
+        return {one.column: one.names(inputs) for one in divisions(self.by)}
 
     def check_masks(self) -> None:
         """Refuse a run that promises masks (`--secure`, `--dp honest=h`) and has no keys for them."""
@@ -255,6 +264,10 @@ def parse(text: str) -> Agreement:
     agreement.check_masks()
     if agreement.validation and not agreement.measures:
         raise UserError("the terms of the run cannot be read: it trains, so its model is measured on test samples")
+    if agreement.subgroups:
+        check_task(agreement.labels)
+        if not agreement.measures or agreement.validation:
+            raise UserError("the terms of the run cannot be read: subgroups are told of test samples, of a made model")
     clients, keys = agreement.clients, agreement.keys
     named = len(set(clients)) == len(clients) and all(map(_CLIENT.fullmatch, clients))
     proved = len(keys) == len(clients) if keys else not agreement.sealed

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ekiden.base.modular import Masked
 from ekiden.data.tasks import Scores, Task
+from ekiden.engine import subgroups
 from ekiden.engine.counting import FIXED, Care, Counting, counting_of
 from ekiden.engine.figures import Figures, Wanted, figures
 from ekiden.engine.transport import opened
@@ -31,7 +32,8 @@ class SiloReport:
     """What silos report about some models. Reports add up.
 
     Attributes:
-        counts: (models, numbers) int64, what each model's answers count; see `Counting`.
+        counts: (models, numbers) int64, what each model's answers count; see `Counting`. Then rows of the subgroups of
+            the terms, if they name columns; there is one model then.
         own: (2, 2 + metrics) int64, about one model of each silo: its own, or the run's. First how many silos reported,
             and at how many the model has diverged; then for each metric the sum over silos, in fixed point. In the
             second row stands at how many silos it is defined.
@@ -58,7 +60,9 @@ class Reported:
     shown: SiloReport | None = None
 
 
-def report(counting: Counting, answers: Sequence[Scores], mine: int, care: Care, train: Tensor) -> SiloReport:
+def report(
+    counting: Counting, answers: Sequence[Scores], mine: int, care: Care, train: Tensor, groups: Tensor | None = None
+) -> SiloReport:
     """Return what one silo reports.
 
     Args:
@@ -67,6 +71,7 @@ def report(counting: Counting, answers: Sequence[Scores], mine: int, care: Care,
         mine: number of the model that is the silo's own, or the run's.
         care: how carefully the silo reports.
         train: labels of its training samples.
+        groups: what is counted of subgroups, (subgroups, numbers).
     """
     counts = torch.stack([counting.count(scores, care, train) for scores in answers])
     metrics = counting.task.metrics
@@ -77,7 +82,12 @@ def report(counting: Counting, answers: Sequence[Scores], mine: int, care: Care,
     for i, metric in enumerate(metrics, start=len(FIRST)):
         if metric.name in found and abs(found[metric.name]) < _LARGEST:
             own[:, i] = torch.tensor([round(found[metric.name] * FIXED), 1])
-    return SiloReport(counts, own)
+    return SiloReport(counts if groups is None else torch.cat([counts, groups]), own)
+
+
+def rows(agreed: Agreement, models: int) -> int:
+    """Return how many rows `SiloReport.counts` has for some models."""
+    return models + sum(map(len, agreed.subgroups.values()))
 
 
 def counting(task: Task, outputs: int, models: int, *, last: bool) -> Counting:
@@ -88,11 +98,11 @@ def counting(task: Task, outputs: int, models: int, *, last: bool) -> Counting:
     return counting_of(task, outputs, full=task.headline.full or (last and models == 1))
 
 
-def fits(found: SiloReport, counting: Counting, models: int) -> bool:
+def fits(found: SiloReport, counting: Counting, rows: int) -> bool:
     """Return whether a report has the numbers that it must have."""
     kinds = {found.counts.dtype, found.own.dtype} == {torch.int64}
     return kinds and (found.counts.shape, found.own.shape) == (
-        (models, counting.size),
+        (rows, counting.size),
         (2, len(FIRST) + len(counting.task.metrics)),
     )
 
@@ -133,9 +143,11 @@ def row_of(
         counting: says what was counted.
         last: whether the run ends here.
     """
-    personal = len(total.counts) > results
-    wanted = Wanted() if last and len(total.counts) == 1 else None
-    each = [figures(counting, numbers, wanted) for numbers in total.counts]
+    groups = agreed.subgroups
+    counts, divided = (total.counts[:results], total.counts[results:]) if groups else (total.counts, None)
+    personal = len(counts) > results
+    wanted = Wanted() if last and len(counts) == 1 else None
+    each = [figures(counting, numbers, wanted) for numbers in counts]
     if not each[0].samples:
         return {}
     found = _values(each[results if personal else 0 :], counting.task)
@@ -153,9 +165,27 @@ def row_of(
         }
     if last and not personal:
         found |= _everything(each[0], total, own, counting, agreed.classes)
+    if divided is not None:
+        found["subgroups"] = _divided(each[0], divided, groups, shown, counting)
     if last and "accuracy" in found and (majority := each[-1].majority) is not None:
         found["majority"] = majority
     return found
+
+
+def _divided(
+    whole: Figures,
+    counts: Tensor,
+    groups: Mapping[str, Sequence[str]],
+    shown: Mapping[str, SiloReport],
+    counting: Counting,
+) -> dict[str, Any]:
+    """Return the table of subgroups, with one of the silos that show their own counts."""
+    each = dict[str, Mapping[str, Tensor]]()
+    for (column, names), part in zip(groups.items(), torch.split(counts, [*map(len, groups.values())]), strict=True):
+        each[column] = dict(zip(names, part, strict=True))
+    if shown:
+        each["client"] = {name: one.counts[0] for name, one in shown.items()}
+    return subgroups.to_json(subgroups.table(counting, each, whole))
 
 
 def _values(each: Sequence[Figures], task: Task) -> dict[str, Any]:
