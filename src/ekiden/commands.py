@@ -84,14 +84,14 @@ def resume(
     return rerun(config, recipe_of(config["recipe"]), held, network, path, config=own, **more)
 
 
-@checked("threshold", "calibrate")
+@checked("folder", "data", "network")
 def evaluate(
     folder: Folder,
     data: Any = None,
     *,
     client: str = "",
     by: str | Sequence[str] = (),
-    calibrate: Literal["", "platt", "temperature"] = "",
+    calibrate: Literal["platt", "temperature"] | None = None,
     threshold: Fraction | None = None,
     network: ModelSource | None = None,
     **columns: Any,

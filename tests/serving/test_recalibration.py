@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from ekiden import Hardware, Training, UserError, load_model, open_run, run
+from ekiden import Hardware, Training, UserError, evaluate, load_model, open_run, run
 from ekiden.data import federate
 from ekiden.engine.figures import Ranked
 from ekiden.methods import FedSeq
@@ -63,6 +63,10 @@ def test_it_goes_with_the_model(folder: Path, command: Command) -> None:
     how = json.loads((folder / "recalibration.json").read_text())
     assert (how["form"], how["threshold"], how["rule"]) == ("platt", 0.3, "chosen")
     assert how["intercept"] < -0.5, "weights of classes made the probabilities too high"
+    kept = (folder / "recalibration.json").read_bytes()
+    row = evaluate(folder, calibrate="platt", threshold=0.3)
+    assert row["recalibration"] == how
+    assert (folder / "recalibration.json").read_bytes() == kept, "Python and the command line fit the same"
     model = load_model(folder)
     logits = model.network(x)
     z = how["slope"] * (before[:, 1] - before[:, 0]) + how["intercept"]
@@ -94,5 +98,14 @@ def test_what_cannot_be_recalibrated_is_one_line(tmp_path: Path, command: Comman
     run(FedSeq(epochs=1), federate([(x, y)]), training=training, hardware=Hardware(threads=1), folder=tmp_path / "r")
     code, said = command("evaluate", str(tmp_path / "r"), "--calibrate", "platt")
     assert (code, len(said.splitlines())) == (2, 1), said
+    for given, what in (
+        ({"calibrate": "platt"}, "for a global model of two classes: leave it out"),
+        ({"calibrate": "plat"}, "calibrate 'plat' is unknown"),
+        ({"calibrate": "platt", "by": "a"}, "leave out the rest"),
+        ({"threshold": 0.3}, "threshold is for calibrate: give both, or none"),
+        ({"threshold": 1.5}, "threshold"),
+    ):
+        with pytest.raises(UserError, match=what):
+            evaluate(tmp_path / "r", federate([(x, y)]), **given)
     code, said = command("evaluate", str(tmp_path / "r"), "--calibrate", "platt", "--client", "a")
     assert (code, "own validation data" in said) == (2, True)

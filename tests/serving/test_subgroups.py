@@ -1,0 +1,62 @@
+"""Tables of subgroups from Python and the command line."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+
+from ekiden import Hardware, Training, UserError, evaluate, run
+from ekiden.data import FederatedData, federate
+from ekiden.methods import FedSeq
+from ekiden.results import divided
+
+Command = Callable[..., tuple[int, str]]
+
+
+def silos() -> FederatedData:
+    draw = np.random.default_rng(0)
+    frames = []
+    for _ in range(2):
+        frame = pandas.DataFrame({"age": draw.integers(20, 90, 60), "sex": draw.choice(["f", "m"], 60)})
+        frames.append(frame.assign(died=np.where(frame.age + draw.normal(0, 20, 60) > 60, "yes", "no")))
+    return federate(frames, names=["north", "south"], label_column="died")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("subgroups") / "run"
+    run(FedSeq(epochs=1), silos(), training=Training(max_steps=2), hardware=Hardware(threads=1), folder=found)
+    return found
+
+
+def test_subgroups_are_measured_from_python_and_kept_for_the_report(folder: Path) -> None:
+    row = evaluate(folder, silos(), by=["sex", "age:40:65"])
+    groups = row["subgroups"]["groups"]
+    assert {column: list(rows) for column, rows in groups.items()} == {
+        "sex": ["f", "m"],
+        "age": ["below 40", "40 to below 65", "65 or more"],
+        "client": ["north", "south"],
+    }
+    for column in groups:
+        assert sum(one["samples"] for one in groups[column].values()) == 24
+    for column in ("sex", "age"):
+        for name, exact in row["groups"][column].items():
+            assert groups[column][name]["values"]["accuracy"] == pytest.approx(exact["accuracy"])
+    assert divided.kept(folder)["groups"] == json.loads(json.dumps(groups))
+    (folder / "subgroups.json").write_text(json.dumps({"model": "0" * 64, "groups": {}}))
+    assert divided.kept(folder) == {}, "of another model"
+    (folder / "subgroups.json").write_text("{")
+    with pytest.raises(UserError, match=r"subgroups.json is damaged: remove it"):
+        divided.kept(folder)
+
+
+def test_subgroups_that_cannot_be_measured_are_one_line(folder: Path, command: Command) -> None:
+    with pytest.raises(UserError, match="column 'age' has numbers: say where to divide it"):
+        evaluate(folder, silos(), by="age")
+    code, said = command("evaluate", str(folder), "--by", "sex")
+    assert (code, "silos, by=...)" in said) == (2, True), said
+    code, said = command("evaluate", str(folder), "--by", "sex", "--client", "north")
+    assert (code, "--by is for test samples and the global model" in said) == (2, True), said
