@@ -41,7 +41,7 @@ def random_silo(seed: int, n: int = 60, columns: int = 2) -> tuple[Scores, list[
 
 
 def differences(scores: Scores, places: list[Tensor], shown: Tensor) -> list[int]:
-    """Numbers of samples of a class in all sets that sums and differences of what is told of this class can show."""
+    """Numbers of samples of a class in all sets that sums and differences of what is said about this class can show."""
     found = []
     for kind in (0, 1):
         inside = scores.y == kind

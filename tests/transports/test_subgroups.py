@@ -92,7 +92,7 @@ def test_silos_tell_of_subgroups_under_masks(study: tuple[Nodes, dict[str, str],
 @pytest.mark.parametrize(
     ("by", "said"),
     [
-        ("age:51", r"asks for subgroups by age:51, north tells of sex, age:50 \(limits.subgroups in its silo.toml\)"),
+        ("age:51", r"asks for subgroups by age:51, north reports sex, age:50 \(limits.subgroups in its silo.toml\)"),
         ("age:49:50", "asks for subgroups by age:49:50"),
         ("seks", "unknown column 'seks': did you mean 'sex'"),
     ],

@@ -239,7 +239,7 @@ def show_subgroups(found: Mapping[str, Any], exact: Mapping[str, Any] = {}) -> N
             table.add_row(subgroup, *(str(row.get(name, "")) for name in counts), *cells)
         console.print(table)
     for column, left in found.get("untold", {}).items():
-        console.print(f"{column}: nothing is told of {left} samples in small subgroups", soft_wrap=True)
+        console.print(f"{column}: {left} samples are in small subgroups, which are left out", soft_wrap=True)
 
 
 def _cell(row: Mapping[str, Any], name: str, exact: Mapping[str, float]) -> str:

@@ -1,4 +1,4 @@
-"""Tables of subgroups: who is in which, what a silo tells of them, and how one differs from the others."""
+"""Tables of subgroups: who is in which, what a silo reports, and how one differs from the others."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -355,7 +355,7 @@ class Result:
         silos = self.data() if data is None else _silos(data, self.config, columns)
         test = self.judge(silos)
         if divided and (client or self.weights is None):
-            raise UserError("subgroups are told of a run's global model: leave out by, or measure another run")
+            raise UserError("subgroups are for a run's global model: leave out by, or measure another run")
         if not client:
             row = test(self.weights, self.personal, last=True)
             if divided and self.weights is not None:

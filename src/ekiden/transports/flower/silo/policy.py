@@ -66,7 +66,7 @@ def check_terms(file: SiloFile, agreed: Agreement) -> None:
     allowed = divisions(file.limits.subgroups)
     if foreign := [one for one in divisions(agreed.by) if one not in allowed]:
         raise UserError(
-            f"the run asks for subgroups by {foreign[0].text()[:80]}, {name} tells of "
+            f"the run asks for subgroups by {foreign[0].text()[:80]}, {name} reports "
             f"{', '.join(one.text() for one in allowed) or 'none'} (limits.subgroups in its silo.toml)"
         )
     budget.check(file, agreed)

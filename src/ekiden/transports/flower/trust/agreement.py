@@ -267,7 +267,7 @@ def parse(text: str) -> Agreement:
     if agreement.subgroups:
         check_task(agreement.labels)
         if not agreement.measures or agreement.validation:
-            raise UserError("the terms of the run cannot be read: subgroups are told of test samples, of a made model")
+            raise UserError("the terms of the run cannot be read: subgroups are for finished models and test samples")
     clients, keys = agreement.clients, agreement.keys
     named = len(set(clients)) == len(clients) and all(map(_CLIENT.fullmatch, clients))
     proved = len(keys) == len(clients) if keys else not agreement.sealed
