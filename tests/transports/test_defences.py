@@ -38,6 +38,18 @@ DEFENCES = {
         "method.min_active < 0",
         f"{CRAFTED}::test_nobody_chooses_the_features_unless_a_silo_trusts_it",
     ),
+    "sums of nearly the same rows": (
+        f"{FLOWER}/silo/differences.py",
+        "if apart >= dataset.least:",
+        "if apart:",
+        "tests/transports/test_told_sums.py::test_the_difference_of_two_sums_is_a_patient_and_is_refused",
+    ),
+    "few values that differ": (
+        "data/moments.py",
+        "if 0 < len(values) - counts.max() < least:",
+        "if False:",
+        "tests/transports/test_told_sums.py::test_few_values_that_differ_are_not_told",
+    ),
     "allowed values": (
         f"{FLOWER}/silo/policy.py",
         "not in allowed:",

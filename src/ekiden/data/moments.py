@@ -181,7 +181,8 @@ def _round(times: float) -> int:
 class ColumnSums:
     """What a silo reports about its training rows.
 
-    Columns with fewer values than the least count, and categories with fewer rows, are left out.
+    Columns with fewer values than the least count, and categories with fewer rows, are left out. A column of which fewer
+    values differ from the commonest one is told as if all were that one.
 
     Attributes:
         moments: of each numeric column and target.
@@ -332,7 +333,13 @@ def told_by(client: ClientData, dataset: Dataset, times: Sequence[float] = ()) -
     least, moments, missing, categories = dataset.least, {}, {}, {}
 
     def told(values: Numbers, what: str) -> ColumnMoments:
-        return ColumnMoments.of(values, what) if len(values) >= least else ColumnMoments()
+        if len(values) < least:
+            return ColumnMoments()
+        different, counts = np.unique(values, return_counts=True)
+        usual = float(different[counts.argmax()])
+        if 0 < len(values) - counts.max() < least:
+            values = np.full_like(values, usual)
+        return ColumnMoments.of(values, what)
 
     labels, table = client.train.y, Table.of(dataset.inputs)
     rows = client.train.x.numpy() if table.numeric or table.categorical else np.empty((0, 0))

@@ -28,6 +28,7 @@ from ekiden.data.tasks.base import IGNORED
 from ekiden.engine.subgroups import divisions
 from ekiden.methods import LAP, METHODS
 from ekiden.transports.flower.metrics import Metrics
+from ekiden.transports.flower.silo import differences
 from ekiden.transports.flower.trust import keys
 from ekiden.transports.flower.trust.agreement import check_name
 
@@ -243,6 +244,9 @@ class SiloFile:
 
         Args:
             times: between which events of survival are counted.
+
+        Raises:
+            UserError: the difference from what it reported before would show single rows.
         """
         found = None if self.data.python else self.read()
         if found is None or not found.least:
@@ -251,6 +255,7 @@ class SiloFile:
                 "data.agreed)"
             )
         held = split(replace(found, least=0), Iid(), 1, seed=0, val_fraction=self.data.val_fraction)
+        differences.note(self.folder, held.clients[0], found, times)
         rows: list[bytes] = []
         if salt := self.data.fingerprints.encode():
             if not _LEAST_SALT <= len(salt) <= _MOST_SALT:

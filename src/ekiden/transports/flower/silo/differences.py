@@ -1,0 +1,121 @@
+"""Which rows a silo has told sums of: sums of nearly the same rows, subtracted, show the rows that differ."""
+
+import json
+import os
+import secrets
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+
+from ekiden.base.checks import Checked, CountOrZero, made
+from ekiden.base.errors import UserError, counted
+from ekiden.base.files import lock_file, locked, write_once
+from ekiden.data.kinds import Table
+from ekiden.data.samples import ClientData, Dataset
+
+FILE = "told.jsonl"
+"""file in the silo's folder: a line for each sum of columns that it told, never changed"""
+_SALT = "told.salt"
+
+
+@dataclass(frozen=True)
+class ToldSums(Checked):
+    """A line of the file.
+
+    Attributes:
+        columns: for each column and label, how many rows have a value with this keyed hash (16 bits). Two columns
+            differ in at least as many values as these counts do.
+        times: between which events were counted.
+    """
+
+    columns: Mapping[str, Mapping[str, CountOrZero]]
+    times: tuple[float, ...] = ()
+
+    def apart(self, other: "ToldSums") -> int:
+        """Return by how many rows the two differ at least; 0 if they share no column.
+
+        A column in which most values differ was written in another way, and says nothing about rows.
+        """
+        most = 0
+        for name in self.columns.keys() & other.columns.keys():
+            here, there = Counter(self.columns[name]), Counter(other.columns[name])
+            if 2 * (here & there).total() >= min(here.total(), there.total()):
+                most = max(most, ((here - there) + (there - here)).total())
+        return most
+
+
+def note(folder: Path, client: ClientData, dataset: Dataset, times: Sequence[float] = ()) -> None:
+    """Note that sums of a client's training rows are told, or refuse that.
+
+    Args:
+        folder: the silo's folder.
+        client: whose rows.
+        dataset: what they mean; its `least` is the smallest number of rows by which two sums may differ.
+        times: between which events are counted.
+
+    Raises:
+        UserError: sums of nearly the same rows were told, or of these rows between other times.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    salt, file = write_once(folder / _SALT, secrets.token_bytes(32)), folder / FILE
+    now = ToldSums(_columns(client, dataset, salt), tuple(times))
+    with locked(lock_file(file)):
+        before = _read(file)
+        for one in before:
+            apart = now.apart(one)
+            if apart >= dataset.least:
+                continue
+            others = now.columns.keys() & one.columns.keys()
+            if apart:
+                what = f"of these rows but for {counted(apart, 'value')} in a column: the difference would show them"
+            elif others and now.times and one.times and now.times != one.times:
+                what = (
+                    f"of these rows at the times {' '.join(f'{t:g}' for t in one.times)}: two grids show single events"
+                )
+            else:
+                continue
+            raise UserError(
+                f"sums were told {what}; use the file that was made then, or wait until {dataset.least} rows differ "
+                f"(data.min_count). If nobody read that file, remove {file}"
+            )
+        if now not in before:
+            with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8") as out:
+                out.write(json.dumps(asdict(now), separators=(",", ":")) + "\n")
+                out.flush()
+                os.fsync(out.fileno())
+
+
+def _columns(client: ClientData, dataset: Dataset, salt: bytes) -> dict[str, dict[str, int]]:
+    """Return the counts of `ToldSums`."""
+    table, x, labels = Table.of(dataset.inputs), client.train.x, client.train.y.reshape(len(client.train.y), -1)
+    values = {name: x[:, k].double().numpy() + 0.0 for k, name in enumerate((*table.numeric, *table.categorical))}
+    values |= {f"label {k}": labels[:, k].double().numpy() + 0.0 for k in range(labels.shape[1])}
+    codes = dict(zip(table.categorical, table.vocabularies, strict=True))
+
+    def texts(name: str, found: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> list[bytes]:
+        if name not in codes:
+            return [value.tobytes() for value in found]
+        return [("", *codes[name])[int(value)].encode() for value in found]
+
+    told: dict[str, dict[str, int]] = {}
+    for name, column in values.items():
+        different, counts = np.unique(column, return_counts=True)
+        total: Counter[str] = Counter()
+        for text, n in zip(texts(name, different), counts.tolist(), strict=True):
+            total[blake2b(text, digest_size=2, key=salt).hexdigest()] += n
+        told[name] = dict(total)
+    return told
+
+
+def _read(file: Path) -> list[ToldSums]:
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+        return [made(ToldSums, json.loads(line)) for line in lines]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, UserError) as error:
+        raise UserError(f"{file} is damaged ({error}): restore it from a backup") from None

@@ -1,0 +1,128 @@
+"""Sums of columns that a silo tells twice: what their difference shows, and that the silo refuses it."""
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ekiden.base.errors import UserError
+from ekiden.data.curves import Followed
+from ekiden.transports.flower.silo import differences
+from ekiden.transports.flower.silo.silo_file import SiloFile, read
+
+pytestmark = pytest.mark.filterwarnings("ignore::ekiden.base.errors.DataWarning")
+Row = tuple[object, ...]
+PATIENT = (83.25, "f", "yes")
+
+
+def patients(count: int = 80) -> list[Row]:
+    draw = np.random.default_rng(0)
+    return [(f"{draw.normal(60, 9):.2f}", "fm"[k % 2], ("yes", "no")[k % 3 == 0]) for k in range(count)]
+
+
+def silo(folder: Path, rows: Sequence[Row], more: str = "", header: str = "age,sex,died") -> SiloFile:
+    """The file of a silo that trains on all of these rows."""
+    (folder / "data").mkdir(exist_ok=True)
+    for part, held in (("train", rows), ("test", rows[:20])):
+        with open(folder / "data" / f"{part}.csv", "w", newline="") as file:
+            csv.writer(file).writerows([header.split(","), *held])
+    file = folder / "silo.toml"
+    label = f"label_column = {json.dumps(['days', 'event'])}" if "days" in header else 'label_column = "died"'
+    file.write_text(f'name = "a"\n[data]\npath = "data"\nval_fraction = 0.0\n{label}\n{more}')
+    return read(file)
+
+
+def test_the_difference_of_two_sums_is_a_patient_and_is_refused(tmp_path: Path) -> None:
+    """Somebody who has the sums before and after a patient came reads her age, sex and outcome."""
+    rows = patients()
+    before = silo(tmp_path, rows).sums()
+    with pytest.raises(UserError, match="sums were told of these rows but for 1 value in a column") as refused:
+        silo(tmp_path, [*rows, PATIENT]).sums()
+    assert "\n" not in str(refused.value)
+    (tmp_path / "a-silo" / differences.FILE).unlink()  # what they would have shown
+    after = silo(tmp_path, [*rows, PATIENT]).sums()
+    age = (
+        after.moments["age"].count * after.moments["age"].mean
+        - before.moments["age"].count * before.moments["age"].mean
+    )
+    assert age == pytest.approx(PATIENT[0], abs=1e-9)
+    assert after.categories["sex"]["f"] - before.categories["sex"]["f"] == 1
+    assert after.classes["yes"] - before.classes["yes"] == 1
+
+
+def test_neither_other_options_nor_another_name_hide_a_difference(tmp_path: Path) -> None:
+    rows = patients()
+    silo(tmp_path, rows).sums()
+    changed = [(f"{float(str(row[0])) + 3:.2f}", *row[1:]) if k == 7 else row for k, row in enumerate(rows)]
+    more = [*rows, PATIENT]
+    for held, options in (
+        (more, 'drop_columns = ["sex"]'),
+        (more, 'categorical_columns = ["sex"]'),
+        (rows[:-1], ""),
+        (changed, ""),
+        ([row for k, row in enumerate(rows) if k not in (1, 5)], ""),
+        (more, "missing = ['-9']"),
+    ):
+        with pytest.raises(UserError, match="the difference would show them"):
+            silo(tmp_path, held, options).sums()
+    months = [(f"{12 * float(str(row[0])):.4f}", *row[1:]) for row in more]
+    with pytest.raises(UserError, match="the difference would show them"):  # one column in another unit
+        silo(tmp_path, months).sums()
+
+
+def test_the_same_sums_and_sums_of_many_other_rows_are_told(tmp_path: Path) -> None:
+    rows = patients(120)
+    first = silo(tmp_path, rows[:80]).sums()
+    assert silo(tmp_path, rows[:80]).sums() == first
+    assert silo(tmp_path, rows[:80][::-1]).sums().classes == first.classes
+    assert silo(tmp_path, rows[:80], 'drop_columns = ["sex"]').sums().categories == {}
+    assert silo(tmp_path, rows).sums().moments["age"].count == 120
+    assert len((tmp_path / "a-silo" / differences.FILE).read_text().splitlines()) == 3
+    with pytest.raises(UserError, match="told of these rows but for 9 values"):
+        silo(tmp_path, rows[:111]).sums()
+
+
+def test_two_grids_of_times_show_single_events_and_the_second_is_refused(tmp_path: Path) -> None:
+    draw = np.random.default_rng(1)
+    rows = [(f"{draw.normal(60, 9):.2f}", int(k * 10 + 5), int(k % 2)) for k in range(80)]
+    y = np.array([row[1:] for row in rows], dtype=float)
+    one, two = Followed.of(y, (200, 420), 10), Followed.of(y, (210, 420), 10)
+    assert all(n == 0 or n >= 10 for told in (one, two) for n in (*told.events, *told.before, *told.at, told.later))
+    assert [b - a for a, b in zip(one.events, two.events, strict=True)] == [0, 0]
+    assert [b - a for a, b in zip(one.before, two.before, strict=True)] == [1, -1]  # one patient, last seen at 205
+    header = 'task = "survival"'
+    held = silo(tmp_path, rows, header, "age,days,event")
+    told = held.sums((200, 420))
+    assert told.followed == one
+    assert held.sums((200, 420)) == told
+    with pytest.raises(UserError, match="of these rows at the times 200 420: two grids show single events"):
+        held.sums((210, 420))
+    assert held.sums().followed is None
+    with pytest.raises(UserError, match="but for 1 value"):
+        silo(tmp_path, rows[1:], header, "age,days,event").sums((210, 420))
+
+
+def test_few_values_that_differ_are_not_told(tmp_path: Path) -> None:
+    """How many have a rare disease, and the one large value of a column, would follow from mean and deviation."""
+    rows = [(*row[:2], int(k < 2), 900 if k == 5 else 0, *row[2:]) for k, row in enumerate(patients())]
+    told = silo(tmp_path, rows, header="age,sex,rare,dose,died").sums().moments
+    assert [(told[name].mean, told[name].squares) for name in ("rare", "dose")] == [(0, 0), (0, 0)]
+    assert told["rare"].count == 80
+    often = [(*row[:2], int(k < 10), *row[3:]) for k, row in enumerate(rows)]
+    other = tmp_path / "other"
+    other.mkdir()
+    assert silo(other, often, header="age,sex,rare,dose,died").sums().moments["rare"].mean == 10 / 80
+
+
+def test_a_damaged_file_stops_sums(tmp_path: Path) -> None:
+    held = silo(tmp_path, patients())
+    held.sums()
+    file: Any = tmp_path / "a-silo" / differences.FILE
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.write_text(file.read_text() + "{")
+    with pytest.raises(UserError, match=r"told\.jsonl is damaged"):
+        held.sums()
