@@ -181,8 +181,8 @@ def _round(times: float) -> int:
 class ColumnSums:
     """What a silo reports about its training rows.
 
-    Columns with fewer values than the least count, and categories with fewer rows, are left out. A column of which fewer
-    values differ from the commonest one is told as if all were that one.
+    Columns with fewer values than the least count, and categories with fewer rows, are left out. A column is told as if
+    it had one value if fewer values differ from the commonest one.
 
     Attributes:
         moments: of each numeric column and target.
