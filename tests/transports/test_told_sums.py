@@ -28,8 +28,8 @@ def silo(folder: Path, rows: Sequence[Row], more: str = "", header: str = "age,s
     """The file of a silo that trains on all of these rows."""
     (folder / "data").mkdir(exist_ok=True)
     for part, held in (("train", rows), ("test", rows[:20])):
-        with open(folder / "data" / f"{part}.csv", "w", newline="") as file:
-            csv.writer(file).writerows([header.split(","), *held])
+        with open(folder / "data" / f"{part}.csv", "w", newline="") as out:
+            csv.writer(out).writerows([header.split(","), *held])
     file = folder / "silo.toml"
     label = f"label_column = {json.dumps(['days', 'event'])}" if "days" in header else 'label_column = "died"'
     file.write_text(f'name = "a"\n[data]\npath = "data"\nval_fraction = 0.0\n{label}\n{more}')
