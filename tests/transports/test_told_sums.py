@@ -40,7 +40,9 @@ def test_the_difference_of_two_sums_is_a_patient_and_is_refused(tmp_path: Path) 
     """Somebody who has the sums before and after a patient came reads her age, sex and outcome."""
     rows = patients()
     before = silo(tmp_path, rows).sums()
-    with pytest.raises(UserError, match="sums were told of these rows but for 1 value in a column") as refused:
+    with pytest.raises(
+        UserError, match="sums of these rows were reported before, except for 1 value in a column"
+    ) as refused:
         silo(tmp_path, [*rows, PATIENT]).sums()
     assert "\n" not in str(refused.value)
     (tmp_path / "a-silo" / differences.FILE).unlink()  # what they would have shown
@@ -82,7 +84,7 @@ def test_the_same_sums_and_sums_of_many_other_rows_are_told(tmp_path: Path) -> N
     assert silo(tmp_path, rows[:80], 'drop_columns = ["sex"]').sums().categories == {}
     assert silo(tmp_path, rows).sums().moments["age"].count == 120
     assert len((tmp_path / "a-silo" / differences.FILE).read_text().splitlines()) == 3
-    with pytest.raises(UserError, match="told of these rows but for 9 values"):
+    with pytest.raises(UserError, match="reported before, except for 9 values"):
         silo(tmp_path, rows[:111]).sums()
 
 
@@ -99,10 +101,10 @@ def test_two_grids_of_times_show_single_events_and_the_second_is_refused(tmp_pat
     told = held.sums((200, 420))
     assert told.followed == one
     assert held.sums((200, 420)) == told
-    with pytest.raises(UserError, match="of these rows at the times 200 420: two grids show single events"):
+    with pytest.raises(UserError, match="reported before, at the times 200 420: two grids show single events"):
         held.sums((210, 420))
     assert held.sums().followed is None
-    with pytest.raises(UserError, match="but for 1 value"):
+    with pytest.raises(UserError, match="except for 1 value"):
         silo(tmp_path, rows[1:], header, "age,days,event").sums((210, 420))
 
 

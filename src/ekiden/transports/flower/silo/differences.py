@@ -71,7 +71,7 @@ def note(folder: Path, client: ClientData, dataset: Dataset, times: Sequence[flo
                 continue
             others = now.columns.keys() & one.columns.keys()
             if apart:
-                what = f"of these rows but for {counted(apart, 'value')} in a column: the difference would show them"
+                what = f"except for {counted(apart, 'value')} in a column: the difference would show them"
             elif others and now.times and one.times and now.times != one.times:
                 what = (
                     f"of these rows at the times {' '.join(f'{t:g}' for t in one.times)}: two grids show single events"
@@ -79,7 +79,7 @@ def note(folder: Path, client: ClientData, dataset: Dataset, times: Sequence[flo
             else:
                 continue
             raise UserError(
-                f"sums were told {what}; use the file that was made then, or wait until {dataset.least} rows differ "
+                f"sums of these rows were reported before, {what}; use the file that was made then, or wait until {dataset.least} rows differ "
                 f"(data.min_count). If nobody read that file, remove {file}"
             )
         if now not in before:
