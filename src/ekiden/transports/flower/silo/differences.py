@@ -73,14 +73,13 @@ def note(folder: Path, client: ClientData, dataset: Dataset, times: Sequence[flo
             if apart:
                 what = f"except for {counted(apart, 'value')} in a column: the difference would show them"
             elif others and now.times and one.times and now.times != one.times:
-                what = (
-                    f"of these rows at the times {' '.join(f'{t:g}' for t in one.times)}: two grids show single events"
-                )
+                grid = " ".join(f"{time:g}" for time in one.times)
+                what = f"at the times {grid}: two grids show single events"
             else:
                 continue
             raise UserError(
-                f"sums of these rows were reported before, {what}; use the file that was made then, or wait until {dataset.least} rows differ "
-                f"(data.min_count). If nobody read that file, remove {file}"
+                f"sums of these rows were reported before, {what}; use the file that was made then, or wait until "
+                f"{dataset.least} rows differ (data.min_count). If nobody read that file, remove {file}"
             )
         if now not in before:
             with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8") as out:
