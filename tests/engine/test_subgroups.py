@@ -16,7 +16,7 @@ from ekiden.data.kinds import Table
 from ekiden.data.tasks import Classification, MultiLabel, Scores, Survival
 from ekiden.engine.counting import EXACT, Care, counting_of
 from ekiden.engine.figures import Wanted, figures, wilson
-from ekiden.engine.subgroups import Division, check_task, count, divisions, table, told
+from ekiden.engine.subgroups import Division, check_task, count, divisions, shift, table, told
 from tests.engine.test_figures import two_classes
 
 CARE = Care(samples=10, positives=5, coarse=True)
@@ -190,3 +190,13 @@ def test_tasks_without_subgroups_are_refused() -> None:
     check_task(Classification())
     with pytest.raises(UserError, match="not for multi-label: leave out by"):
         check_task(MultiLabel())
+
+
+def test_the_shift_of_scores_is_the_stability_index_of_tenths() -> None:
+    """20 samples of each kind, in two bins: p = (15.5, 5.5, 0.5, ...), q = (5.5, 15.5, 0.5, ...), of 25 in all."""
+    own, others = torch.zeros(1, 2, 8), torch.zeros(1, 2, 8)
+    own[0, 0, 1], own[0, 1, 6], others[0, 0, 1], others[0, 1, 6] = 15, 5, 5, 15
+    assert shift(own, others) == pytest.approx(2 * (10 / 25) * np.log(15.5 / 5.5))
+    assert shift(own, own) == 0
+    assert shift(own, torch.zeros(1, 2, 8)) is None
+    assert shift(torch.ones(3, 2, 8), torch.ones(3, 2, 8)) is None, "of more classes there is no such index"

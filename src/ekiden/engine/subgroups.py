@@ -1,7 +1,7 @@
 """Tables of subgroups: who is in which, what a silo reports, and how one differs from the others."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import sqrt
 from typing import Any, NamedTuple, Self
@@ -21,6 +21,7 @@ DOMAIN = "domain"
 MISSING, OTHER = "missing", "other"
 _MOST = 100  # subgroups of a column
 _SHOWN = ("auroc", "sensitivity", "specificity", "accuracy", "r2", "mae", "c_index", "brier", "calibration_error")
+_TENTHS = 10
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,7 @@ class Subgroup:
         name: the subgroup.
         samples: of which something was told.
         positives: of two classes, samples of the second one.
-        values: figures, by name; sensitivity and specificity at the table's threshold.
+        values: figures, by name; sensitivity and specificity at the table's threshold; `shift` of the scores.
         intervals: 95 % intervals of some of them.
         gaps: differences from the others.
         recalibration: slope and intercept of the label on the logit of the score; 1 and 0 if probabilities are right.
@@ -251,10 +252,36 @@ def table(
         total = sum(known.values(), torch.zeros(counting.size, dtype=torch.int64))
         for name, numbers in known.items():
             others = figures(counting, total - numbers, wanted) if len(known) > 1 else None
-            rows.append(_subgroup(column, name, figures(counting, numbers, wanted), others))
+            row = _subgroup(column, name, figures(counting, numbers, wanted), others)
+            moved = shift(*(counting.split(part).get("scores") for part in (numbers, total - numbers)))
+            rows.append(row if moved is None else replace(row, values={**row.values, "shift": moved}))
         if (left := whole.samples - sum(row.samples for row in rows if row.column == column)) > 0:
             untold[column] = left
     return Subgroups(tuple(rows), threshold, untold)
+
+
+def shift(own: Tensor | None, others: Tensor | None) -> float | None:
+    """Return the population stability index Σ (p - q) ln(p / q) of the scores of two classes, by tenths of all samples.
+
+    p and q are the shares of own samples and of the others in the ten parts; half a sample is added to each count.
+    Above 0.25 scores are usually said to differ much.
+    It is Harold Jeffreys' divergence (Proceedings of the Royal Society A 186, 1946).
+
+    Args:
+        own: (1, 2, bins) own samples by bins of their scores.
+        others: the same of the others.
+
+    Returns:
+        None if there are no such counts.
+    """
+    if own is None or others is None or len(own) != 1 or not own.sum() or not others.sum():
+        return None
+    mine, theirs = (part[0].sum(0).double() for part in (own, others))
+    both = mine + theirs
+    tenth = ((both.cumsum(0) - both / 2) / both.sum() * _TENTHS).long().clamp(max=_TENTHS - 1)
+    p, q = (torch.zeros(_TENTHS, dtype=torch.float64).index_add(0, tenth, part) + 0.5 for part in (mine, theirs))
+    p, q = p / p.sum(), q / q.sum()
+    return float(((p - q) * (p / q).log()).sum())
 
 
 def _subgroup(column: str, name: str, own: Figures, others: Figures | None) -> Subgroup:

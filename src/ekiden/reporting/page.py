@@ -17,6 +17,7 @@ from ekiden.base.files import disk_error
 from ekiden.data.describe import counts, held_names, picture
 from ekiden.data.samples import FederatedData
 from ekiden.reporting import models
+from ekiden.reporting.failing import failing
 from ekiden.reporting.figures import by_client, by_group, curves, forgetting, heat, ledger
 from ekiden.reporting.models import Opened, Opener, accuracies
 from ekiden.reporting.runs import Found, Group, collect
@@ -80,7 +81,7 @@ def compose(found: Found, details: int, say: Say, opener: Opener) -> Iterator[Se
     say("reading data and models")
     chosen = _details(found, details, opener)
     opened, closed = chosen.opened, chosen.closed
-    yield _section("groups", "Groups", "Accuracy by client, domain and class", _GROUPS, _groups(found, chosen))
+    yield _section("groups", "Groups", _FAILS, _GROUPS, _groups(found, chosen))
     yield _section("data", "Data", "Who holds what", _DATA, [*_holders(opened), *closed])
     yield _section("forgetting", "Forgetting", "Forgetting along the hops", _FORGETTING, _forgetting(chosen))
     say("pools, features, loss surfaces")
@@ -107,7 +108,8 @@ _COST = (
     "over the seeds, ± standard deviation."
 )
 _CURVES = "Lines are means over the seeds, bands one standard deviation; the large mark is the end of the run."
-_GROUPS = "The first seed of each method."
+_FAILS = "Where it fails: clients, domains, classes, subgroups"
+_GROUPS = "The first seed of each method. `ekiden evaluate RUN --by COLUMN` adds tables of subgroups."
 _DATA = "Training and validation samples of each class at each client; a larger mark means more."
 _FORGETTING = (
     "Accuracy on every client's test data after each hop. Mean forgetting: how far the accuracy at the end is below "
@@ -182,7 +184,7 @@ def _groups(found: Found, chosen: Details) -> Iterator[Item]:
         shown = [
             by_group(kind, f"{kind}-{number}", kinds[kind], metric) for kind in ("domain", "class") if kind in kinds
         ]
-        return [by_client(setting, number, groups), *shown]
+        return [by_client(setting, number, groups), *shown, *failing(number, groups)]
 
     yield from _each(found, make)
     yield from chosen.closed
