@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ekiden.reporting.figures import Drawing, blank, legend, line_style, shown
 from ekiden.reporting.runs import Group
-from ekiden.reporting.style import MUTED, Value
+from ekiden.reporting.style import MUTED, Drawing, Value, blank, legend, line_style, shown
 from ekiden.reporting.tables import PlainTable
 from ekiden.results import divided
 
@@ -73,15 +72,15 @@ def _cell(row: Mapping[str, Any], name: str) -> str:
 
 def _calibration(number: int, groups: Sequence[Group]) -> Drawing | None:
     """Draw the share of the second class against the mean score, by tenths of the test samples."""
-    curves = {group: group.first.last.get("figures", {}).get("calibration") for group in groups}
-    known = {group: points for group, points in curves.items() if points}
+    curves = ((group, group.first.last.get("figures", {}).get("calibration")) for group in groups)
+    known = [(group, points) for group, points in curves if points]
     if not known:
         return None
     figure, axes = blank()
     rows: list[list[Value]] = []
-    most = max(max(score, share) for points in known.values() for _, score, share in points)
+    most = max(max(score, share) for _, points in known for _, score, share in points)
     axes.plot([0, most], [0, most], color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
-    for group, points in known.items():
+    for group, points in known:
         _, scores, shares = zip(*points, strict=True)
         axes.plot(scores, shares, **line_style(group.place), markersize=4, linewidth=1.5, label=shown(group.name))
         rows += [[group.name, *point] for point in points]
