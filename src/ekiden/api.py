@@ -254,7 +254,10 @@ def prepared(
     check_clients(clients.sizes, method)
     if recipe.dp:
         check_subjects(clients.clients)
-        private_sums.check_clients(DP.parse(recipe.dp), clients.clients)
+        dp = DP.parse(recipe.dp)
+        private_sums.check_clients(dp, clients.clients)
+        if dp is not None and dp.honest > 1 and how.absent:
+            raise UserError(f"--dp honest={dp.honest} needs the noise of all clients: leave out absent")
     method.check([*clients])
     model = recipe.model if network is None else network
     build = builder(model, data, recipe.seed, method, recipe.train, recipe.pretrained)

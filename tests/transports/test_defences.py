@@ -50,6 +50,12 @@ DEFENCES = {
         "if False:",
         "tests/transports/test_told_sums.py::test_few_values_that_differ_are_not_told",
     ),
+    "no sum with too little noise": (
+        f"{FLOWER}/silo/tasks.py",
+        "max(file.limits.min_clients, dp.honest if dp else 1)",
+        "file.limits.min_clients",
+        f"{PRIVATE}::test_nobody_opens_a_sum_with_less_noise_than_was_promised",
+    ),
     "allowed values": (
         f"{FLOWER}/silo/policy.py",
         "not in allowed:",

@@ -1,5 +1,6 @@
 """Private sums between silos: attacks on the noise by those who know the seed, and by silos that work together."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,15 @@ from ekiden.engine.method import INITIAL
 from ekiden.engine.worker import SeededNoise
 from ekiden.methods import FedGram
 from ekiden.methods.exact.fedgram import Handoff
-from ekiden.training.private import Noise
+from ekiden.training.private import DP, Noise
 from ekiden.training.private_sums import Draw, Release, bound, centred_clipped
+from ekiden.transports.flower.coordinator.courier import Lost
 from ekiden.transports.flower.silo.budget import FILE
 from ekiden.transports.flower.silo.silo import Silo
 from ekiden.transports.flower.trust.parcel import Answer, Ask, pack, unpack
 from tests.transports.fakes import NAMES, FakeNodes, silo_file, with_keys
 from tests.transports.test_crafted_features import Tampering
-from tests.transports.test_remote import far
+from tests.transports.test_remote import far, here
 from tests.transports.test_silo import TERMS, said, terms
 
 METHOD = FedGram(dictionary="seed", width=20)
@@ -111,6 +113,39 @@ def test_a_silo_gives_noisy_sums_once_and_the_same_again(tmp_path: Path) -> None
     assert torch.equal(first.sums.gram, again.sums.gram)
     assert "as often as epsilon 2 allows" in said(file, add(agreed, first))  # with other noise, both together
     assert len((file.folder / FILE).read_text().splitlines()) == 1
+
+
+class Fewer(FakeNodes):
+    """A coordinator that names two silos as members of the sum of three."""
+
+    def send(self, node: int, data: bytes) -> str | Lost:
+        ask, body = unpack(data, Ask)
+        if ask.kind == "task" and ask.task == "add":
+            data = pack(replace(ask, members=ask.members[:2]), (bytes(body),))
+        return super().send(node, data)
+
+
+def test_nobody_opens_a_sum_with_less_noise_than_was_promised(tmp_path: Path) -> None:
+    """Three silos share the noise, so two parts have two thirds of it: no liar gets them, and no silo's absence."""
+    files, public = with_keys(tmp_path, NAMES)
+    trusting = [replace(file, limits=replace(file.limits, honest=3)) for file in files]
+    shared = PROMISE + ",honest=3"
+    with pytest.raises(UserError, match="a sum of 2 silos, client-0 allows 3 or more"):
+        far(METHOD, Fewer(trusting), tmp_path / "lie", public, dp=shared)
+    assert not [found for file in trusting for found in file.folder.rglob("outcome-*")]
+    away = FakeNodes(trusting)
+    away.lose = lambda node, data: Lost("unsent") if node == 101 and unpack(data, Ask)[0].task == "add" else None
+    with pytest.raises(UserError, match="a sum under masks opens only with the parts"):
+        far(METHOD, away, tmp_path / "run", public, dp=shared, absent="skip", patience=0.01)
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+    away.lose = lambda node, data: (
+        None
+    )  # the silo is back: the noise of the others is the same as before, and counted once
+    assert far(METHOD, away, tmp_path / "run", public, dp=shared, absent="skip", patience=0.01).weights is not None
+    spent = [{json.loads(line)["run"] for line in (file.folder / FILE).read_text().splitlines()} for file in files]
+    assert list(map(len, spent)) == [2, 1, 1]  # the run with the lie counts where it was asked, and this one once
+    with pytest.raises(UserError, match="honest=3 needs the noise of all clients: leave out absent"):
+        here(METHOD, lambda step, client: client == NAMES[1], dp=DP.parse(shared))
 
 
 def test_noise_is_shared_only_where_a_silo_allows_it_and_under_masks(tmp_path: Path) -> None:

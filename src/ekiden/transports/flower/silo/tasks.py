@@ -30,6 +30,7 @@ from ekiden.engine.worker import Job, Outcome, Worker
 from ekiden.training import fit as fitting
 from ekiden.training.elastic import adapted
 from ekiden.training.network import Network
+from ekiden.training.private import DP
 from ekiden.training.weights import Weights
 from ekiden.transports.flower.silo import policy
 from ekiden.transports.flower.silo.budget import LedgerKeeper
@@ -408,7 +409,8 @@ def _masks(run: Agreed, ask: Ask, name: str, lists: str = PartMasks.lists) -> Pa
         return keys.read_public(file.beside(file.link.peers) / f"{peer}.pub")
 
     agree = partial(released, run.terms, public)
-    where = (file.limits.min_clients, name, run.admission.folder)
+    dp = DP.parse(run.terms.recipe.dp)  # fewer parts than share the noise have too little of it
+    where = (max(file.limits.min_clients, dp.honest if dp else 1), name, run.admission.folder)
     return PartMasks(party, ask.members, *where, agree, lists, ask.kind == "task" and run.terms.regroups)
 
 

@@ -110,7 +110,8 @@ class PartMasks:
             raise UserError(f"a sum of {', '.join(names)[:200]} is refused: {me} must be there once, as all others")
         if len(names) < self.fewest:
             raise UserError(
-                f"a sum of {len(names)} silos, {me} allows {self.fewest} or more (limits.min_clients in its silo.toml)"
+                f"a sum of {len(names)} silos, {me} allows {self.fewest} or more (limits.min_clients in its silo.toml, "
+                "or honest of --dp)"
             )
         for member in self.members:
             if not sealing.vouched(member, self.party.run, self.party.silos):
