@@ -191,6 +191,7 @@ def test_a_network_of_ones_own_is_named_on_the_command_line_if_the_data_are_in_f
     assert ekiden.open_run(folder, network=network).state.step == 2
 
 
+@pytest.mark.slow
 def test_a_report_draws_runs_over_data_in_memory_if_they_are_given(in_memory: Path, tmp_path: Path) -> None:
     pytest.importorskip("jinja2")
     without = ekiden.report(in_memory, tmp_path / "without").read_text()

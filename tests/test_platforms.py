@@ -34,6 +34,7 @@ def test_a_simulation_with_workers_runs_without_the_modules_of_unix(tmp_path: Pa
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 3
 
 
+@pytest.mark.slow
 def test_every_module_but_those_of_silos_imports_without_them_and_a_simulation_runs(tmp_path: Path) -> None:
     program = f"""
 import importlib, pkgutil, sys

@@ -60,6 +60,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return source, wheel
 
 
+@pytest.mark.slow
 def test_the_packages_hold_what_they_must_and_nothing_else(packages: tuple[Path, Path]) -> None:
     source, wheel = packages
     with zipfile.ZipFile(wheel) as file:

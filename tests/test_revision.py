@@ -58,7 +58,16 @@ def rest(client: str) -> list[str]:
     return [name for name in CLIENTS if name != client]
 
 
-@pytest.mark.parametrize("order", ["given", "reversed", "client-4,client-1,client-3,client-2,client-0"])
+@pytest.mark.parametrize(
+    "order",
+    [
+        "given",
+        *(
+            pytest.param(o, marks=pytest.mark.slow)
+            for o in ("reversed", "client-4,client-1,client-3,client-2,client-0")
+        ),
+    ],
+)
 @pytest.mark.parametrize("method", [METHOD, STAR, replace(METHOD, features="network"), replace(METHOD, personal=True)])
 def test_forgetting_gives_the_bits_of_a_run_without(tmp_path: Path, method: FedGram, order: str) -> None:
     method = replace(method, order=order)
@@ -306,6 +315,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
     return Commands(monkeypatch, capfd)
 
 
+@pytest.mark.slow
 def test_the_command_line(commands: Commands) -> None:
     call, refused = commands.call, commands.refused
     options = "--data digits --partition iid --clients 3 --width 32 --threads 1"

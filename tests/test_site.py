@@ -26,6 +26,7 @@ def hooks() -> Any:
     return found
 
 
+@pytest.mark.slow
 def test_a_row_of_the_leaderboard_has_the_values_of_the_records(hooks: Any) -> None:
     runs = records.read(ROOT / "experiments/records/krylov-small.jsonl").runs.values()
     pacs = [run for run in runs if run.config["dataset"] == "pacs" and run.config["recipe"]["method"] == "fedkrylov"]

@@ -102,6 +102,7 @@ def test_a_finished_study_is_read_and_not_run_again(made: Study, monkeypatch: py
     assert again.table().equals(made.table())
 
 
+@pytest.mark.slow
 def test_a_study_writes_the_report(made: Study, tmp_path: Path) -> None:
     page = made.report(tmp_path / "report")
     assert "fedavg" in page.read_text(encoding="utf-8").lower()

@@ -20,10 +20,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EKIDEN_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize(
-    "name", ["first-run", *(pytest.param(n, marks=pytest.mark.slow) for n in ("serve", "your-data", "own-method"))]
-)
+@pytest.mark.parametrize("name", ["first-run", "serve", "your-data", "own-method"])
 def test_a_tutorial_is_as_it_says(name: str, command: Command) -> None:
     if name == "serve":
         pytest.importorskip("onnxruntime")

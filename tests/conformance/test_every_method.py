@@ -47,6 +47,7 @@ from ekiden.methods import (
     FedSeq,
     FedTasuki,
     FisherMerging,
+    FuseFL,
     MAEcho,
     MetaFed,
     OTFusion,
@@ -74,7 +75,10 @@ ELSEWHERE: set[type[Method]] = {
     *(FedELMY, FedTasuki, FedGram, FedKrylov, MetaFed, Average, OTFusion, PFNM, MAEcho, FisherMerging, RegMean, FedLPA),
     *(FedFisher, FedOV, FedPFT, DeepAFL, FENS, FedAvg, SCAFFOLD, DFedAvgM, FedPer, DisPFL, UAPDFL),
 }
-"""Methods that are tried on another device each time, where they resume too; others share their computations."""
+"""Methods that are tried on another device each time, where they resume too; others share their code."""
+
+TRIED: set[type[Method]] = {*SHAPES, *ELSEWHERE, GLM, SPFL}
+"""Methods that learn, and run in other processes, each time."""
 
 
 def mostly(fast: Collection[type[Method]]) -> pytest.MarkDecorator:
@@ -119,7 +123,7 @@ def test_has_one_page_and_one_test_file(kind: type[Method]) -> None:
     assert (ROOT / "tests" / "methods" / f"test_{module}.py").exists()
 
 
-@mostly({*METHODS} - LONG)
+@mostly(TRIED - LONG)
 def test_learns(kind: type[Method]) -> None:
     conformance.learns(subject(kind))
 
@@ -217,13 +221,13 @@ def test_weights_of_classes_count_or_are_refused(kind: type[Method]) -> None:
             Recipe(small(kind), training=Training(class_weights="balanced"))
 
 
-@mostly({*METHODS} - (ELSEWHERE - SHAPES))
+@mostly({*METHODS} - (ELSEWHERE - SHAPES) - {SPFL, FuseFL})
 def test_resumes_after_every_step_bit_for_bit(kind: type[Method]) -> None:
     """`test_gives_the_bits_of_the_cpu` resumes each method after its first step."""
     conformance.resumes(subject(kind))
 
 
-@every_method
+@mostly(TRIED)
 def test_same_bits_on_every_transport(kind: type[Method]) -> None:
     conformance.same_on_processes(subject(kind))
 

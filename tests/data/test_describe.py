@@ -61,7 +61,9 @@ def test_many_clients_are_cut_short() -> None:
     assert len(lines(toy(3, 40))) == 1 + 40 + 1
 
 
-@pytest.mark.parametrize(("classes", "clients"), [(10, 10), (100, 20), (1, 1), (2, 300), (1000, 2)])
+@pytest.mark.parametrize(
+    ("classes", "clients"), [(10, 10), (1, 1), (2, 300), pytest.param(1000, 2, marks=pytest.mark.slow)]
+)
 def test_a_picture_of_any_size(tmp_path: Path, classes: int, clients: int) -> None:
     draw(toy(classes, clients), tmp_path / "who.png")
     with Image.open(tmp_path / "who.png") as image:

@@ -776,6 +776,7 @@ def test_data_sets_of_other_libraries() -> None:
     assert [len(c.train) + len(c.val) for c in silos.clients] == [24, 24]
 
 
+@pytest.mark.slow
 def test_runs_that_read_other_columns_are_not_the_same(
     tmp_path: Path, command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,7 @@ class Federation:
         self.ports = free_ports(5)
         self.parts = Parts(folder, "127.0.0.1", self.ports[0], self.ports[4], NAMES)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.seen: set[bytes] = set()
         self.environment = {
             **os.environ,
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
@@ -111,25 +112,50 @@ class Federation:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Collect what the SuperLink's files hold until the block ends: SQLite overwrites what it deleted."""
+        self.seen, ended = set(), threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(0.1):
+                self._look()
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join()
+            self._look()
+
+    def _look(self) -> None:
+        """Add each page of the database, its log and its journal, and the first bytes of the next one."""
+        for file in self.folder.glob("link.db*"):
+            with contextlib.suppress(FileNotFoundError):  # a journal goes with its transaction
+                data = file.read_bytes()
+                self.seen |= {data[at : at + 4096 + 32] for at in range(0, len(data), 4096)}
+
     def readable(self, model: Path) -> int:
-        """How many layers of a model, and headers of tensors, are found in the SuperLink's files."""
-        found = b"".join(file.read_bytes() for file in self.folder.glob("link.db*"))
-        assert len(found) > 100_000
+        """How many layers of a model, and headers of tensors, the SuperLink's files held while it was watched."""
+        assert sum(map(len, self.seen)) > 100_000
         layers = [t.reshape(-1)[-8:].numpy().tobytes() for t in safetensors.torch.load_file(model).values()]
         assert len(layers) >= 4
         assert all(len(layer) == 32 for layer in layers)
-        return sum(found.count(text) for text in (*layers, b'"dtype":"F32"'))
+        return sum(text in page for page in self.seen for text in (*layers, b'"dtype":"F32"'))
 
     def ekiden(self, *arguments: str, timeout: float = 280) -> str:
         done = ekiden(*arguments, folder=self.folder, environment=self.environment, timeout=timeout)
         return done.stdout + done.stderr
 
     def run(self, method: str, *flags: str, timeout: float = 280) -> str:
-        return self.ekiden(
-            *("run", method, "--on", "flower", "--link", self.link, "--certificate", "ca.crt", "--keys", "keys"),
-            *("--clients", ",".join(NAMES), "--lr", "0.01", "--batch-size", "64", "--seed", "3", *flags),
-            timeout=timeout,
-        )
+        with self.watching():
+            return self.ekiden(
+                *("run", method, "--on", "flower", "--link", self.link, "--certificate", "ca.crt", "--keys", "keys"),
+                *("--clients", ",".join(NAMES), "--lr", "0.01", "--batch-size", "64", "--seed", "3", *flags),
+                timeout=timeout,
+            )
 
 
 @contextlib.contextmanager

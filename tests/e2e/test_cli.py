@@ -288,6 +288,7 @@ def test_own_files(call: Call) -> None:
     assert set(found["class"]) == {"cat", "dog"}
 
 
+@pytest.mark.slow
 def test_own_files_are_found_from_another_folder(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pets(Path("pets"))
     assert "pets, 2 clients" in call(*ON_PETS, "--partition", "iid")
@@ -327,6 +328,7 @@ def test_digests_do_not_depend_on_where_the_data_are(call: Call) -> None:
     assert one["digests"] == other["digests"]
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_a_line_for_each_step_as_it_is_done() -> None:
     command = [sys.executable, "-m", "ekiden", "run", "fedseq", "--clients", "3", "--seeds", "4", *QUICK]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

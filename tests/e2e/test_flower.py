@@ -52,7 +52,9 @@ def finished(federation: Federation) -> Finished:
     @cache
     def run(name: str) -> tuple[Path, str]:
         said = federation.run(name, *CASES[name][1])
-        return federation.folder / "runs" / f"{name}-flower-seed3", said
+        folder = federation.folder / "runs" / f"{name}-flower-seed3"
+        assert federation.readable(folder / "model.safetensors") == 0, "the SuperLink reads nothing at any time"
+        return folder, said
 
     return run
 
@@ -73,7 +75,6 @@ def test_equal_to_one_process(federation: Federation, finished: Finished, name: 
     assert f"verified: {tasks} tasks, each signed by its silo, and the result is what they gave" in " ".join(
         said.split()
     )
-    assert federation.readable(there / "model.safetensors") == 0
     assert json.loads((there / "config.json").read_text())["on"] == "flower"
 
 
@@ -114,6 +115,7 @@ def attacked(federation: Federation, folder: Path, app: str, plan: str) -> Any:
     return json.loads(found.read_text())
 
 
+@pytest.mark.slow
 def test_another_coordinator_reads_nothing_of_a_finished_run(
     federation: Federation, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +168,7 @@ def test_what_terms_say_of_the_network_is_refused_by_real_silos(
     assert (federation.folder / "after" / "fedseq-flower-seed3" / "model.safetensors").exists(), said
 
 
+@pytest.mark.slow
 def test_what_a_silo_does_not_allow_is_refused_at_both_ends(federation: Federation) -> None:
     said = federation.run("local", "--epochs", "1")
     first = re.search(r"silo (client-.): \1 does not allow 'local', only fedelmy, fedgram, fedseq \(limits", said)
@@ -206,6 +209,7 @@ def control(federation: Federation, port: int, stranger: bytes) -> dict[str, str
     return said
 
 
+@pytest.mark.slow
 def test_silos_reach_nothing_but_what_they_need(federation: Federation, tmp_path: Path) -> None:
     """With the certificate and the silos' port nobody can register keys, or see, start or stop runs."""
     from cryptography.hazmat.primitives import serialization
@@ -230,6 +234,7 @@ def test_silos_reach_nothing_but_what_they_need(federation: Federation, tmp_path
         assert (as_silo in (401, 404)) == (path not in fleet), path
 
 
+@pytest.mark.slow
 def test_a_stranger_without_a_key_stops_nothing(federation: Federation) -> None:
     """Four connections that send 40 MB each cost no memory; a run works afterwards, also when SuperExec had ended."""
     link = federation.processes["link"].pid
@@ -293,7 +298,8 @@ def request(
     return found
 
 
-@pytest.mark.parametrize("end", ["Ctrl-C", pytest.param("stop", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["Ctrl-C", "stop"])
 def test_a_run_that_the_user_ends_ends_at_the_superlink(federation: Federation, end: str) -> None:
     """By Ctrl-C, or by `ekiden stop` with the run's number; `ekiden ps` shows it."""
     security = commands.Security(federation.folder / "ca.crt")

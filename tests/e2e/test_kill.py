@@ -86,6 +86,7 @@ def next_command(out: Path, first: list[str]) -> tuple[list[str], Path | None]:
     return first, None
 
 
+@pytest.mark.slow
 def test_killed_twenty_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     flags = FEDELMY.split()

@@ -148,6 +148,7 @@ def test_records_that_cannot_be_written(tmp_path: Path, call: Call, monkeypatch:
     assert len(records.read(Path("kept.jsonl")).runs) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
 def test_killed_resumed_failing_and_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

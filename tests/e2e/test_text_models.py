@@ -40,7 +40,9 @@ def ekiden_(command: Command, *typed: str) -> str:
 DATA = ("--data", "reviews.csv", "--text-column", "text", "--group-column", "site", "--batch-size", "16")
 
 
-@pytest.mark.parametrize("train", ["head", "lora:r=4,targets=query+value", "all"])
+@pytest.mark.parametrize(
+    "train", ["head", *(pytest.param(part, marks=pytest.mark.slow) for part in ("lora:r=4,targets=query+value", "all"))]
+)
 def test_an_encoder_is_trained_and_used(train: str, place: Path, command: Command) -> None:
     flags = (*DATA, "--label-column", "mood", "--model", "hf:models/bert", "--train", train, "--lr", "2e-2")
     ekiden_(command, "run", "fedseq", *flags, "--epochs", {"head": "30", "all": "6"}.get(train, "16"))
@@ -62,6 +64,7 @@ def test_an_encoder_is_trained_and_used(train: str, place: Path, command: Comman
     assert AutoModel.from_pretrained(place / "exported" / "backbone").config.hidden_size == 16
 
 
+@pytest.mark.slow
 def test_a_causal_model_is_trained_and_foresees_texts(place: Path, command: Command) -> None:
     flags = (*DATA, "--drop-columns", "mood", "--task", "language-modelling", "--model", "hf:models/gpt")
     ekiden_(command, "run", "fedseq", *flags, "--train", "lora:r=4", "--lr", "2e-2", "--epochs", "4")

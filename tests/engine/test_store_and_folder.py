@@ -562,6 +562,7 @@ def test_what_moved_in_vain_is_noted_before_it_is_cut(tmp_path: Path, monkeypatc
     assert [row["bytes"] for row in last["lost_transfers"]] == [13]
 
 
+@pytest.mark.slow
 def test_a_folder_in_use_by_another_process_is_refused(tmp_path: Path) -> None:
     folder_with_a_state(tmp_path / "run")
     code = (

@@ -11,7 +11,7 @@ ONLY = {
     "test_far_the_silos_measured_it": ("table", "labels", "text", "language"),
     "test_it_is_reported": ("table",),
     "test_it_is_shown": ("table", "png", "language"),
-    "test_it_predicts_as_its_export_does": ("table", "labels", "png", "segmentation", "language"),
+    "test_it_predicts_as_its_export_does": ("table", "labels", "png"),
 }
 """Tests of what depends little on the kind of data, and the kinds with which they are fast."""
 

@@ -102,7 +102,10 @@ def test_number_of_participants(clients: int, part: float, m: int) -> None:
     assert participants(clients, part) == m
 
 
-@every_method
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(k, marks=[] if k in (FedAvg, SCAFFOLD, MOON) else pytest.mark.slow, id=k.title()) for k in ALL],
+)
 def test_partial_participation(kind: type[Any], blobs: FederatedData, tmp_path: Path) -> None:
     method: Method = kind(rounds=4, epochs=1, participation=0.5)
     whole = run(method, blobs, Tiny, **SETTINGS)

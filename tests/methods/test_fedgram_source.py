@@ -67,6 +67,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return line
 
 
+@pytest.mark.slow
 def test_the_features_are_those_of_the_run(source: Path, tmp_path: Path) -> None:
     lap = ran(tmp_path, "fedgram", "--features", f"run:{source}")
     before, after = load_model(source).network, load_model(lap).network
@@ -99,6 +100,7 @@ def test_a_changed_source_is_noticed(source: Path, tmp_path: Path, capsys: pytes
     assert "restore it, or run again" in refused(capsys, "resume", str(lap))
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, config = str(tmp_path / "out"), json.loads((source / "config.json").read_text())
     named = f"run:{source}"
@@ -158,6 +160,7 @@ def test_from_python_for_the_same_classes_and_scale_alone(tmp_path: Path) -> Non
         in_python(tmp_path / "no", FedGram(features=named, width=220), classes, model="mlp")
 
 
+@pytest.mark.slow
 def test_in_an_experiment_file(source: Path, tmp_path: Path) -> None:
     file = tmp_path / "laps.toml"
     file.write_text(

@@ -456,7 +456,7 @@ def test_whole_sums_have_the_same_bits_in_any_order_of_the_others() -> None:
     assert torch.equal(one.params, other.params)
 
 
-@pytest.mark.parametrize("val", [0.0, 0.4])
+@pytest.mark.parametrize("val", [pytest.param(0.0, marks=pytest.mark.slow), 0.4])
 def test_whole_sums_give_what_rounded_ones_give(val: float) -> None:
     x, y = points()
     short, whole = (go(silos(val=val), replace(method, ridge=0.0)) for method in (METHOD, WHOLE))
@@ -467,6 +467,7 @@ def test_whole_sums_give_what_rounded_ones_give(val: float) -> None:
     assert float(torch.corrcoef(torch.stack([found.flatten(), expected.flatten()]))[0, 1]) > 0.99
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.* the same as the label")
 def test_whole_sums_of_numbers_to_predict() -> None:
     x, _ = points()

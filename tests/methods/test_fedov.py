@@ -189,7 +189,8 @@ class Plain(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:silo .* shares no class")
-@pytest.mark.parametrize(("classes", "epochs"), [(8, 8), pytest.param(20, 15, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("classes", "epochs"), [(8, 8), (20, 15)])
 def test_beats_the_plain_ensemble_where_nobody_shares_a_class(classes: int, epochs: int) -> None:
     settings: dict[str, Any] = {"training": Training(lr=0.003, batch_size=64), "hardware": Hardware(threads=1)}
     data = digits(classes)

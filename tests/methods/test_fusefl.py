@@ -84,7 +84,10 @@ def test_where_networks_are_cut(name: str, blocks: int, sizes: list[int], wide: 
     assert channels(parts) == wide
 
 
-@pytest.mark.parametrize("name", ["lenet", "cnn_ua_pdfl", "resnet18", "resnet18_gn", "vgg11"])
+@pytest.mark.parametrize(
+    "name",
+    ["lenet", "cnn_ua_pdfl", "resnet18_gn", *(pytest.param(n, marks=pytest.mark.slow) for n in ("resnet18", "vgg11"))],
+)
 @pytest.mark.parametrize("adapter", ["conv", "mean"])
 def test_thin_networks_run_in_blocks(name: str, adapter: Any) -> None:
     network = models.build(name, (3, 32, 32), 10)

@@ -31,13 +31,18 @@ ALL: list[tuple[str, Method]] = [
     ("feddisco:a=0.4,b=0.2,discrepancy=l2", FedDisco(a=0.4, b=0.2, discrepancy="l2")),
 ]
 every_host = pytest.mark.parametrize(("host", "alone"), ALL, ids=[host for host, _ in ALL])
+some_hosts = pytest.mark.parametrize(
+    ("host", "alone"),
+    [pytest.param(*one, marks=[] if number % 2 else pytest.mark.slow, id=one[0]) for number, one in enumerate(ALL)],
+)
+"""Every second one; all are hosts in `test_moves_what_it_declares_and_resumes`."""
 SIZE = Size.of(Network(Tiny()), (4,))
 
 SLOPES: tuple[Callable[[float], float], ...] = (lambda w: w - 1, lambda w: 2 * (w + 1))
 """Of the two clients of `toy_q`."""
 
 
-@every_host
+@some_hosts
 def test_chains_of_one_client_are_the_host(host: str, alone: Method, blobs: FederatedData) -> None:
     a = run(SPFL(host=host, rounds=3, epochs=2, length=1, chain_order="fixed", **PLAIN), blobs, Tiny, **SGD)
     short: dict[str, Any] = {"rounds": 3, "epochs": 2}
@@ -49,7 +54,7 @@ def test_chains_of_one_client_are_the_host(host: str, alone: Method, blobs: Fede
     assert [row["forward"] for row in a.metrics] == [row["forward"] for row in b.metrics]
 
 
-@every_host
+@some_hosts
 def test_hosts_differ_from_fedavg(host: str, alone: Method, blobs: FederatedData) -> None:
     method = SPFL(host=host, rounds=2, epochs=2, length=2, chain_order="fixed", **PLAIN)
     plain = run(replace(method, host="fedavg"), blobs, Tiny, **SGD)
@@ -244,7 +249,7 @@ def test_own_model_of_the_round_before_is_another_alignment(blobs: FederatedData
     assert first.bytes == other.bytes
 
 
-@every_host
+@some_hosts
 def test_a_client_missing_at_the_end_of_a_chain_costs_its_chain_only(
     host: str, alone: Method, blobs: FederatedData
 ) -> None:

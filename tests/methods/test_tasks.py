@@ -13,8 +13,8 @@ from ekiden.methods import GLM, METHODS
 from tests.methods.problems import Problem, problems
 from tests.tools import task_table
 
-FAST = {"fedseq", "metafed", "fedavg"}
-MORE = {"fedelmyparallel", "fedtasuki", "ensemble", "scaffold", "moon", "local"}
+FAST = {"fedseq", "fedavg"}
+MORE = {"metafed", "fedelmyparallel", "fedtasuki", "ensemble", "scaffold", "moon", "local"}
 """what is tried each time: on all tasks; and on language modelling, whose network is the smallest"""
 MOST = {"rounds": 3, "epochs": 6, "warmup": 6, "peers": 2, "distill_batch_size": 64}
 LEARNS = {"training": Training(lr=0.02, batch_size=8), "hardware": Hardware(threads=1), "seed": 3}

@@ -92,8 +92,10 @@ def by_loops(
     return np.array(rows)
 
 
-@pytest.mark.parametrize("bilinear", [False, True])
-@pytest.mark.parametrize("mirror", [False, True])
+@pytest.mark.parametrize(
+    ("mirror", "bilinear"),
+    [(False, False), (True, True), *(pytest.param(m, not m, marks=pytest.mark.slow) for m in (False, True))],
+)
 @pytest.mark.parametrize(
     ("shape", "sizes", "pool", "threshold", "root"),
     [
@@ -152,7 +154,7 @@ def test_a_response_by_hand() -> None:
 
 
 @pytest.mark.parametrize("bilinear", [False, True])
-@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 14, 13)])
+@pytest.mark.parametrize("shape", [pytest.param((3, 32, 32), marks=pytest.mark.slow), (1, 14, 13)])
 def test_bits_do_not_depend_on_batches_blocks_or_threads(
     shape: tuple[int, ...], bilinear: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

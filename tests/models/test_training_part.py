@@ -59,6 +59,7 @@ def test_a_network_without_a_head_is_refused() -> None:
         freeze(nn.Sequential(nn.Linear(4, 3)), "head")
 
 
+@pytest.mark.slow
 def test_adapters_begin_without_a_difference_and_only_the_second_factors_travel() -> None:
     plain, module = wide(), frozen.fix(freeze(wide(), parsed("lora:r=2")))
     x = torch.randn(5, 4)
@@ -97,7 +98,9 @@ def test_the_mean_of_second_factors_is_the_mean_of_products_and_that_of_both_fac
     assert off["lora:r=2,factors=both"] > 0.3
 
 
-@pytest.mark.parametrize(("method", "allowed"), [("fedseq", True), ("fedavg", False), ("fedelmy", False)])
+@pytest.mark.parametrize(
+    ("method", "allowed"), [pytest.param("fedseq", True, marks=pytest.mark.slow), ("fedavg", False), ("fedelmy", False)]
+)
 def test_both_factors_are_trained_only_where_nothing_is_averaged(
     method: str, allowed: bool, few: FederatedData
 ) -> None:

@@ -155,6 +155,7 @@ def test_damaged_and_unfinished_runs_are_named_and_the_others_shown(runs: Path, 
     assert all(name in text for name in ("left-out", "fedelmy-0", "4 folders are"))
 
 
+@pytest.mark.slow
 def test_a_damaged_ledger_costs_its_figures_only(runs: Path, tmp_path: Path) -> None:
     folder = copied(runs, tmp_path, "fedseq")
     (folder / "ledger.jsonl").write_text("no line\n")
@@ -247,6 +248,7 @@ def test_on_the_command_line(
         assert text in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_labels_are_shown_as_they_are(tmp_path: Path) -> None:
     """Not shown as formulas, and not left out of legends if they begin with an underscore."""
     labels = [r"A $\foo$ [/b]", "_B", "$5 and $6"]
@@ -260,6 +262,7 @@ def test_labels_are_shown_as_they_are(tmp_path: Path) -> None:
         assert all(label in drawn for label in labels), figure
 
 
+@pytest.mark.slow
 def test_a_diverged_run_is_reported(tmp_path: Path) -> None:
     good = plan(FedAvg(rounds=1, epochs=1), keep=True)
     training = Training(lr=1e25, optimizer="sgd", batch_size=10_000)

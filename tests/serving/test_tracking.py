@@ -150,6 +150,7 @@ def test_tensorboard_draws_what_was_measured(tmp_path: Path, command: Command, m
     assert "settings/text_summary" in events.Tags()["tensors"]
 
 
+@pytest.mark.slow
 def test_mlflow_goes_on_with_its_run(blobs: FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
@@ -231,6 +232,7 @@ method = "fedseq"
 """
 
 
+@pytest.mark.slow
 def test_runs_of_a_sweep_are_followed(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tensorboard")
     monkeypatch.delenv("EKIDEN_DATA", raising=False)

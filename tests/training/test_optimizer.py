@@ -60,7 +60,8 @@ def test_training_starts_without_what_takes_seconds_to_load() -> None:
     """Torch's compiler, statistics, and what other sources need: every task on Flower is a new process."""
     code = """
 import sys
-heavy = ("datasets", "flwr_datasets", "sklearn", "scipy", "matplotlib", "pandas", "pyarrow", "torch._dynamo", "sympy")
+heavy = {"datasets", "flwr_datasets", "sklearn", "scipy", "matplotlib", "pandas", "pyarrow", "polars", "transformers"}
+heavy |= {"peft", "timm", "flwr", "cryptography", "jinja2", "onnx", "torch._dynamo", "sympy"}
 from ekiden import Training, run
 from ekiden.data import load, parse, split
 print([name for name in heavy if name in sys.modules])

@@ -667,7 +667,13 @@ LARGE: list[tuple[Any, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("method", "more", "said"), LARGE, ids=[said[:40] for _, _, said in LARGE])
+@pytest.mark.parametrize(
+    ("method", "more", "said"),
+    [
+        pytest.param(*case, marks=[] if number in (0, 4, 5) else pytest.mark.slow, id=case[2][:40])
+        for number, case in enumerate(LARGE)
+    ],
+)
 def test_large_runs_are_refused_before_they_are_built(
     method: Any, more: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
@@ -747,7 +753,12 @@ def test_every_method_runs_within_the_default_limits() -> None:
 
 
 @pytest.mark.parametrize(
-    "method", [FedGram(width=120), FedKrylov(width=120, laps=2, sums="whole"), with_lap(FedSeq(epochs=1))]
+    "method",
+    [
+        FedGram(width=120),
+        pytest.param(FedKrylov(width=120, laps=2, sums="whole"), marks=pytest.mark.slow),
+        pytest.param(with_lap(FedSeq(epochs=1)), marks=pytest.mark.slow),
+    ],
 )
 def test_the_coordinator_of_a_chain_gets_no_sums(method: Method, tmp_path: Path) -> None:
     """It asks for every value of a finished run; only the model is sealed for it, also while the run goes on."""

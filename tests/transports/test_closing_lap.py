@@ -20,7 +20,9 @@ from tests.transports.test_silo import TERMS
 CHAIN, STAR = with_lap(FedTasuki(epochs=1)), with_lap(Average(epochs=1))
 
 
-@pytest.mark.parametrize("method", [CHAIN, STAR], ids=["chain", "star"])
+@pytest.mark.parametrize(
+    "method", [pytest.param(CHAIN, id="chain"), pytest.param(STAR, id="star", marks=pytest.mark.slow)]
+)
 def test_equal_to_one_process_and_signed(method: Method, tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES)
     folder = tmp_path / "run"

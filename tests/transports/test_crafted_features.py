@@ -369,7 +369,7 @@ def test_cox_regression_needs_trust_too(tmp_path: Path) -> None:
         policy._check_method(files[0], GLM(family="cox"))
 
 
-@pytest.mark.parametrize("kind", [FedGram, FedKrylov])
+@pytest.mark.parametrize("kind", [FedGram, pytest.param(FedKrylov, marks=pytest.mark.slow)])
 def test_the_defaults_between_machines_run_with_the_default_file(kind: type[Method], tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES, trusting=False)
     method = replace(between_machines(kind), width=120)  # type: ignore[call-arg]

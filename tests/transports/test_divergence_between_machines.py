@@ -67,7 +67,12 @@ def test_one_personal_model_that_diverged_is_noticed() -> None:
 
 
 @pytest.mark.parametrize(
-    "method", [FedSeq(epochs=1), FedAvg(rounds=1, epochs=1), Local(epochs=1)], ids=lambda m: m.title()
+    "method",
+    [
+        pytest.param(FedSeq(epochs=1), id="fedseq"),
+        pytest.param(FedAvg(rounds=1, epochs=1), id="fedavg", marks=pytest.mark.slow),
+        pytest.param(Local(epochs=1), id="local", marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_that_diverged_says_so(method: Method, tmp_path: Path) -> None:
     """The same line as on one machine, and a row that signatures prove."""

@@ -50,7 +50,13 @@ def again(nodes: FakeNodes, public: dict[str, str], run: Path, names: tuple[str,
     return evaluate(run, names, nodes, out, keys, lambda line: None, **SILENT)
 
 
-@pytest.mark.parametrize("method", [FedSeq(epochs=1), FedAvg(rounds=1, epochs=1)], ids=lambda m: m.title())
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(FedSeq(epochs=1), id="fedseq"),
+        pytest.param(FedAvg(rounds=1, epochs=1), id="fedavg", marks=pytest.mark.slow),
+    ],
+)
 def test_a_model_is_measured_at_silos_that_did_not_train_it(method: Method, tmp_path: Path) -> None:
     nodes, public = trained(tmp_path, method)
     run = tmp_path / "run"

@@ -155,6 +155,7 @@ with supernode.alone(silo_file.read(Path(sys.argv[1]))):
 """
 
 
+@pytest.mark.slow
 def test_a_second_instance_of_a_silo_says_so(made: Federation, tmp_path: Path) -> None:
     """With the same silo.toml, or with the same key in another one; a killed process blocks nobody."""
     file = made.silo("a") / "silo.toml"

@@ -402,7 +402,7 @@ def go(case: str, nodes: FakeNodes, folder: Path, public: dict[str, str], **plan
     return far(METHODS[case], nodes, folder, public, **plan)
 
 
-FAST = ("chain", "star, 16 bits", "laps", "closing lap, server")
+FAST = ("chain", "star, 16 bits", "closing lap, server")
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=[] if c in FAST else pytest.mark.slow) for c in METHODS])
@@ -417,7 +417,9 @@ def test_masked_runs_have_the_bits_of_plain_ones(case: str, tmp_path: Path) -> N
     assert verify(tmp_path / "run", public).wrong == ()
 
 
-@pytest.mark.parametrize("case", ["chain", "chain, 16 bits", "closing lap"])
+@pytest.mark.parametrize(
+    "case", ["chain", *(pytest.param(c, marks=pytest.mark.slow) for c in ("chain, 16 bits", "closing lap"))]
+)
 def test_silos_of_a_chain_read_masked_sums_alone(
     case: str, own_parts: dict[str, AnySums], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -543,7 +545,7 @@ def test_a_coordinator_that_names_other_members_gets_nothing(
     assert not list(tmp_path.glob("client-*-silo/runs/*/mask-*"))
 
 
-@pytest.mark.parametrize("case", ["chain", "star"])
+@pytest.mark.parametrize("case", [pytest.param("chain", marks=pytest.mark.slow), "star"])
 def test_a_sum_is_of_all_silos_or_not_opened(case: str, tmp_path: Path) -> None:
     """Also where the run may go on without a silo: it stops with nothing opened, and goes on when the silo is back."""
     files, public = with_keys(tmp_path, NAMES)
@@ -560,6 +562,7 @@ def test_a_sum_is_of_all_silos_or_not_opened(case: str, tmp_path: Path) -> None:
     assert_equal(go(case, nodes, tmp_path / "run", public, absent="skip", patience=0.01), here(METHODS[case]))
 
 
+@pytest.mark.slow
 def test_show_says_whether_sums_were_masked(tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES)
     go("chain", FakeNodes(files), tmp_path / "run", public)

@@ -33,7 +33,7 @@ from ekiden.transports.flower.coordinator import session
 from ekiden.transports.flower.silo.silo_file import read
 from ekiden.transports.flower.trust.parcel import Answer, Ask, Hello, pack, unpack
 from tests.transports.fakes import NAMES, FakeNodes, silo_file, with_keys
-from tests.transports.test_attacks import Attacker, files_of, terms_in
+from tests.transports.test_attacks import Attacker, files_of, finished, terms_in
 from tests.transports.test_remote import Crooked, assert_equal, far, here, plan_of
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
@@ -61,6 +61,12 @@ def begun(folder: Path, more: str = "", **plan: Any) -> tuple[FakeNodes, dict[st
     nodes, public = federation(folder, more)
     far(METHOD, nodes, folder / "run", public, **plan)
     return nodes, public, Attacker(nodes, terms_in(nodes))
+
+
+def as_usual(folder: Path) -> Attacker:
+    """Whoever knows the terms of a run over silos without settings of their own."""
+    nodes, _ = finished(folder)
+    return Attacker(nodes, terms_in(nodes))
 
 
 def refused(attacker: Attacker, **changes: Any) -> str:
@@ -104,7 +110,7 @@ def test_a_run_cannot_have_code_executed_that_the_operator_trusts(tmp_path: Path
     code, marker = tmp_path / "own_tools.py", tmp_path / "executed"
     code.write_text(f"import pathlib\ndef clean(shape, classes):\n    pathlib.Path({str(marker)!r}).touch()\n")
     outside.trust(f"{code}:clean")
-    _, _, attacker = begun(tmp_path)
+    attacker = as_usual(tmp_path)
     for name in (f"{code}:clean", "/nowhere/x.py:f", f"{tmp_path}/../{tmp_path.name}/own_tools.py:clean"):
         assert "is code in a file, which silos do not execute for others" in refused(attacker, model=name)
     assert not marker.exists()
@@ -119,7 +125,7 @@ def test_a_run_cannot_name_values_outside_the_silos_folder(form: str, tmp_path: 
     """Also where it knows their digest, as it does of a network that is public."""
     secret = weights(tmp_path / "secret.safetensors", 1)
     (tmp_path / "pretrained").mkdir()
-    _, _, attacker = begun(tmp_path)
+    attacker = as_usual(tmp_path)
     known = replace(attacker.terms, recipe=replace(attacker.terms.recipe, pretrained=str(secret)))
     digest = values_digest(known.builder()())
     said = refused(attacker, pretrained=form.format(outside=secret), values=digest)
@@ -143,7 +149,7 @@ def test_a_pickle_in_the_silos_folder_is_never_unpickled(tmp_path: Path) -> None
     evil = pickle.dumps(Evil(marker))
     for name in ("net.pt", "net.bin", "net.safetensors"):
         (folder / name).write_bytes(evil)
-    _, _, attacker = begun(tmp_path)
+    attacker = as_usual(tmp_path)
     for name in ("net.pt", "net.bin", "net.safetensors"):
         assert "is not a safetensors file, or is damaged" in refused(attacker, pretrained=name, values="0" * 32)
     assert not marker.exists()
@@ -151,6 +157,7 @@ def test_a_pickle_in_the_silos_folder_is_never_unpickled(tmp_path: Path) -> None
     assert marker.exists()  # it is a pickle that works
 
 
+@pytest.mark.slow
 def test_a_folder_of_a_network_gives_no_code_and_no_pickle(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     marker = tmp_path / "executed"
@@ -164,14 +171,14 @@ def test_a_folder_of_a_network_gives_no_code_and_no_pickle(tmp_path: Path) -> No
         (tmp_path / "pretrained" / name).mkdir(parents=True)
         for file, content in files.items():
             (tmp_path / "pretrained" / name / file).write_bytes(content)
-    _, _, attacker = begun(tmp_path)
+    attacker = as_usual(tmp_path)
     for name in ("pickled", "coded"):
         assert f"pretrained/{name} cannot be read" in refused(attacker, model=f"hf:{name}", values="0" * 32)
     assert not marker.exists()
 
 
 def test_a_silo_does_not_fetch_networks(tmp_path: Path) -> None:
-    _, _, attacker = begun(tmp_path)
+    attacker = as_usual(tmp_path)
     assert "comes from a hub, which a silo does not ask" in refused(attacker, model="timm:resnet18", values="0" * 32)
     assert "the run needs 'resnet-18', which is not in" in refused(attacker, model="hf:microsoft/resnet-18")
 
@@ -201,7 +208,7 @@ def test_a_run_has_the_silos_own_frozen_values_or_none(tmp_path: Path) -> None:
 def test_a_network_of_the_silos_own_does_not_come_out(tmp_path: Path) -> None:
     """It is in the folder for another run. Somebody who does not know its values cannot obtain it as a model."""
     weights(tmp_path / "pretrained" / "private.safetensors", 7)
-    _, _, attacker = begun(tmp_path)
+    attacker = as_usual(tmp_path)
     for train in ("all", "head"):
         thief = attacker.under(run=secrets.token_hex(8), pretrained="private.safetensors", train=train, values="0" * 32)
         with pytest.raises(wire.WireError):  # no key to seal for: it greets nobody under these terms
@@ -220,7 +227,9 @@ TERMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("other", TERMS)
+@pytest.mark.parametrize(
+    "other", [pytest.param(name, marks=[] if name in ("train", "values") else pytest.mark.slow) for name in TERMS]
+)
 def test_what_is_trained_cannot_change_within_a_run(other: str, tmp_path: Path) -> None:
     """Between two requests: first adapters, then all, so that the next hop would show what was frozen."""
     file = weights(tmp_path / "pretrained" / "net.safetensors", 1)
@@ -257,11 +266,18 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Attacker:
     return Attacker(nodes, terms_in(nodes))
 
 
-@pytest.mark.parametrize(("changes", "said"), BOMBS, ids=[said[:30] for _, said in BOMBS])
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] if "lora" in str(case[0]) else [], id=case[1][:30])
+        for case in BOMBS
+    ],
+)
 def test_large_networks_are_refused_before_they_are_made(
     changes: dict[str, Any], said: str, attacked: Attacker
 ) -> None:
-    pytest.importorskip("peft")
+    if "lora" in str(changes):
+        pytest.importorskip("peft")
     with largest() as made:
         if "seed" in changes:
             thief = attacked.under(run=secrets.token_hex(8), **changes)
@@ -329,9 +345,12 @@ def test_an_agreed_scaling_that_is_none_is_refused_by_the_silo(tmp_path: Path) -
         assert "\n" not in answer.error
 
 
-@pytest.mark.parametrize("name", ["mean", "std", "hyperparameters", "training", "augment"])
+@pytest.mark.parametrize(
+    "name",
+    ["mean", "training", *(pytest.param(n, marks=pytest.mark.slow) for n in ("std", "hyperparameters", "augment"))],
+)
 def test_terms_hold_no_numbers_that_are_none(name: str, tmp_path: Path) -> None:
-    _, _, attacker = begun(tmp_path)
+    attacker = as_usual(tmp_path)
     for text in ("NaN", "Infinity", "-Infinity", "1e999"):
         values = json.loads(attacker.terms.text()) | {"run": secrets.token_hex(8), name: "HERE"}
         inside = {"mean": "[{}]", "std": "[{}]", "hyperparameters": '{{"epochs": {}}}', "training": '{{"lr": {}}}'}
@@ -403,7 +422,7 @@ def test_a_refusal_of_a_silo_is_one_line_at_the_coordinator(tmp_path: Path) -> N
     assert any("no [2Jekiden ended: all is well xxx" in line for line in said)
 
 
-@pytest.mark.parametrize("train", ["head", "lora:r=4"])
+@pytest.mark.parametrize("train", ["head", pytest.param("lora:r=4", marks=pytest.mark.slow)])
 def test_neither_frozen_nor_trained_values_are_on_the_wire(train: str, tmp_path: Path) -> None:
     """A relay of messages; without sealing the same search finds what is trained, but never what is frozen."""
     pytest.importorskip("peft")

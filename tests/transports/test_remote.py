@@ -61,7 +61,7 @@ KINDS: list[type[Method]] = [*(m for m in METHODS if not m.traits.pools_data and
 """GLM refuses pixels, which follow from each other; see test_tasks_between_machines"""
 # One of each shape; `test_same_bits_on_every_transport` has all methods, in processes of one machine.
 SHAPES = ("fedseq", "metafed", "fedavg", "dfedavgm", "average", "fedper")
-FEW = ("fedgram", "scaffold", "toy")
+FEW = ("scaffold", "toy")
 
 
 def mostly(fast: tuple[str, ...]) -> pytest.MarkDecorator:
@@ -183,7 +183,7 @@ def test_the_folder_says_what_the_model_takes_and_nothing_of_the_data(tmp_path: 
         assert torch.equal(load_model(tmp_path / "run")(x), result.model(x))
 
 
-@pytest.mark.parametrize("topology", ["chain", "star"])
+@pytest.mark.parametrize("topology", ["chain", pytest.param("star", marks=pytest.mark.slow)])
 def test_rounded_sums_travel_between_silos(topology: Any, tmp_path: Path) -> None:
     method = FedGram(width=40, bits=16, samples=2000, topology=topology)
     nodes, public = sealed_in(tmp_path)
@@ -233,9 +233,8 @@ def test_a_killed_coordinator_goes_on(kind: type[Method], tmp_path: Path) -> Non
     assert_equal(result, expected)
 
 
-@pytest.mark.parametrize(
-    "host", ["feddc", *(pytest.param(name, marks=pytest.mark.slow) for name in ("moon", "fednova"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("host", ["feddc", "moon", "fednova"])
 def test_spfl_over_a_host_that_keeps_something(host: str, tmp_path: Path) -> None:
     method = SPFL(host=host, rounds=2, epochs=1, length=2)
     assert_equal(far(method, nodes_in(tmp_path), tmp_path / "run"), here(method))
@@ -399,7 +398,12 @@ def test_the_silo_that_gives_the_result_is_skipped_only_where_nothing_is_sealed(
     "method",
     [
         pytest.param(kind(rounds=4, epochs=1), marks=marks, id=kind.title())
-        for kind, marks in ((SCAFFOLD, ()), (FedDyn, pytest.mark.slow), (FedDC, ()), (MOON, pytest.mark.slow))
+        for kind, marks in (
+            (SCAFFOLD, ()),
+            (FedDyn, pytest.mark.slow),
+            (FedDC, pytest.mark.slow),
+            (MOON, pytest.mark.slow),
+        )
     ],
 )
 @pytest.mark.parametrize("lost", [0, pytest.param(2, marks=pytest.mark.slow)])

@@ -40,12 +40,12 @@ def again(plan: remote_plan.RemotePlan[Method], nodes: FakeNodes, folder: Path, 
     return session.run(plan, nodes, folder, keys, lambda line: None, poll=0)
 
 
-@pytest.mark.parametrize("topology", ["chain", "star"])
+@pytest.mark.parametrize("topology", ["chain", pytest.param("star", marks=pytest.mark.slow)])
 def test_forgetting_gives_the_bits_of_a_run_without(topology: Any, tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES, "[limits]\nmin_clients = 1\n")
     method = replace(METHOD, topology=topology)
     far(method, FakeNodes(files), tmp_path / "run", public)
-    for client in NAMES if topology == "chain" else NAMES[:1]:  # also the first, whose scales all features had
+    for client in NAMES[:2] if topology == "chain" else NAMES[:1]:  # also the first, whose scales all features had
         there = FakeNodes([file for file in files if file.name != client])  # who leaves does not answer
         folder = tmp_path / f"without-{client}"
         plan = remote_plan.without(tmp_path / "run", client)
@@ -56,6 +56,7 @@ def test_forgetting_gives_the_bits_of_a_run_without(topology: Any, tmp_path: Pat
         assert client not in read_config(folder)["clients"]
 
 
+@pytest.mark.slow
 def test_the_terms_name_the_run_before_and_every_silo_signs_them(tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES, "[limits]\nmin_clients = 1\n")
     far(METHOD, FakeNodes(files), tmp_path / "run", public)
@@ -82,6 +83,7 @@ def _log(folder: Path) -> list[str]:
     return [line for file in folder.glob(f"{participation.FILE}*") for line in file.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_joining_gives_the_bits_of_a_run_in_which_it_is_last(tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES, "[limits]\nmin_clients = 1\n")
     two = {name: public[name] for name in NAMES[1:]}
@@ -100,6 +102,7 @@ def test_joining_gives_the_bits_of_a_run_in_which_it_is_last(tmp_path: Path) -> 
     assert verify(tmp_path / "new", public).wrong == ()
 
 
+@pytest.mark.slow
 def test_the_order_stays_that_of_the_run(tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES, "[limits]\nmin_clients = 1\n")
     for order, words in (("reversed", "reversed"), ("client-1,client-0,client-2", "client-1,client-0")):

@@ -415,6 +415,7 @@ def test_a_network_that_the_method_cannot_treat_is_refused_before_anything_is_wr
 # The chain of custody.
 
 
+@pytest.mark.slow
 def test_a_run_is_verified(tmp_path: Path) -> None:
     nodes, public = federation(tmp_path)
     for method, hops in (

@@ -76,7 +76,7 @@ def notes(nodes: FakeNodes, node: int) -> str:
     return (nodes.files[node].folder / "requests.log").read_text()
 
 
-@pytest.mark.parametrize("how", ["gone", "flipped", "flipped in front"])
+@pytest.mark.parametrize("how", ["gone", "flipped", pytest.param("flipped in front", marks=pytest.mark.slow)])
 def test_a_hand_off_that_a_silo_lost_is_made_again(how: str, tmp_path: Path) -> None:
     nodes, public = sealed_in(tmp_path)
     with killed(nodes, 2, 102):

@@ -442,6 +442,7 @@ def test_spellings_at_a_silo_follow_the_agreed_names(
     assert torch.equal(client.train.y, same.train.y)
 
 
+@pytest.mark.slow
 def test_a_run_over_tables_of_silos(tmp_path: Path, command: Callable[..., tuple[int, str]]) -> None:
     files = tables(tmp_path)
     for file in files:

@@ -40,6 +40,7 @@ def silos(folder: Path, more: str = "") -> list[SiloFile]:
     return [read(folder / f"{name}.toml") for name in ("scans", "photos")]
 
 
+@pytest.mark.slow
 def test_grey_and_colour_silos_agree_on_their_channels(tmp_path: Path) -> None:
     pytest.importorskip("pydicom")
     training = Training(lr=2e-3, batch_size=8)

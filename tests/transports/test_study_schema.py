@@ -101,6 +101,7 @@ def test_the_schema_is_part_of_the_terms_and_each_silo_checks_its_data(tmp_path:
         parse((tmp_path / "run" / "agreement.json").read_text().replace('\\"least\\":18.0', '\\"least\\":\\"18\\"'))
 
 
+@pytest.mark.slow
 def test_an_agreed_schema_reaches_the_silos_in_the_agreed_file(tmp_path: Path, command: Command) -> None:
     hospitals(tmp_path, 'label_column = "died"\nsubject_column = "patient"\nmissing = ["age=-1"]\n')
     code, said = agree(tmp_path, command, "--schema", str(tmp_path / "study.toml"))

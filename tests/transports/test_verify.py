@@ -109,6 +109,7 @@ def relay(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return make(FedSeq(epochs=1), tmp_path_factory.mktemp("relay"))
 
 
+@pytest.mark.slow
 def test_the_state_must_be_the_one_in_which_the_method_ends(relay: Made, tmp_path: Path) -> None:
     """Nobody signs its file; a model instead of a Ref, or another Ref, would let any model pass."""
     assert verify(relay.run, relay.public).result
