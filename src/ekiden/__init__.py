@@ -38,47 +38,22 @@ if TYPE_CHECKING:
     from ekiden.studies import Study, study
     from ekiden.training.private import DP
 
-_WHERE = {
-    "Augment": "data.augment",
-    "DP": "training.private",
-    "DataWarning": "base.errors",
-    "Dataset": "data",
-    "DivergenceWarning": "base.errors",
-    "FederatedData": "data",
-    "Hardware": "base.settings",
-    "LoadedModel": "results.result",
-    "Result": "results.result",
-    "Study": "studies",
-    "Training": "base.settings",
-    "UserError": "base.errors",
-    "audit": "commands",
-    "available": "commands",
-    "card": "commands",
-    "check": "conformance",
-    "compare": "commands",
-    "describe": "commands",
-    "evaluate": "commands",
-    "export": "commands",
-    "federate": "data",
-    "follow": "commands",
-    "forget": "serving.reruns",
-    "join": "serving.reruns",
-    "load": "data",
-    "load_model": "serving.loading",
-    "open_run": "serving.loading",
-    "predict": "commands",
-    "report": "commands",
-    "resume": "commands",
-    "run": "api",
-    "show": "commands",
-    "split": "data",
-    "steps": "api",
-    "study": "studies",
-    "sweep": "commands",
-    "sweep_results": "commands",
-    "topology": "commands",
-    "verify": "commands",
+_NAMES = {
+    "api": "run steps",
+    "base.errors": "DataWarning DivergenceWarning UserError",
+    "base.settings": "Hardware Training",
+    "commands": "audit available card compare describe evaluate export follow predict report resume show sweep "
+    "sweep_results topology verify",
+    "conformance": "check",
+    "data": "Dataset FederatedData federate load split",
+    "data.augment": "Augment",
+    "results.result": "LoadedModel Result",
+    "serving.loading": "load_model open_run",
+    "serving.reruns": "forget join",
+    "studies": "Study study",
+    "training.private": "DP",
 }
+_WHERE = {name: module for module, names in _NAMES.items() for name in names.split()}
 """Public names and their modules. A module is loaded when its name is used: `ekiden --version` needs no PyTorch.
 
 The methods are public too (`from ekiden import FedSeq`); they come from `ekiden.methods`."""

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ekiden import FederatedData, Hardware, UserError, federate, run
 from ekiden.methods import FedRAN
-from ekiden.methods.exact.blocks.fixed_features import features_of
-from ekiden.methods.exact.fedran import Scatter, Short, SketchedScatter, largest
+from ekiden.methods.exact.blocks.fixed_features import ShortColumns, features_of
+from ekiden.methods.exact.fedran import Scatter, SketchedScatter, largest
 from ekiden.models.split import as_split
 from ekiden.results.result import Result
 from tests.conftest import Tiny
@@ -49,7 +49,7 @@ def test_the_largest_directions_by_hand() -> None:
 
 
 def test_rounding_by_hand() -> None:
-    short = Short.of(torch.tensor([[127.0, 0.5], [-63.4, 1.0], [0, -2.0]], dtype=torch.float64), torch.int8)
+    short = ShortColumns.of(torch.tensor([[127.0, 0.5], [-63.4, 1.0], [0, -2.0]], dtype=torch.float64), torch.int8)
     assert short.counts.tolist() == [[127, 32], [-63, 64], [0, -127]]
     assert short.units.tolist() == pytest.approx([1, 2 / 127])
 

@@ -5,14 +5,15 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.segment import Segment
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from ekiden.base.errors import UserError
@@ -112,17 +113,31 @@ def print_json(values: Any) -> None:
 @contextmanager
 def only_json(wanted: bool) -> Iterator[Callable[[Any], None]]:
     """Give a function that prints values as JSON if that is wanted; all other output then goes to standard error."""
-    if not wanted:
-        yield lambda values: None
-        return
     out = sys.stdout
-    with redirect_stdout(sys.stderr):
 
-        def tell(values: Any) -> None:
+    def tell(values: Any) -> None:
+        if wanted:
             with redirect_stdout(out):
                 print_json(values)
 
+    with redirect_stdout(sys.stderr) if wanted else nullcontext():
         yield tell
+
+
+def telling(command: Callable[[Any, Callable[[Any], None]], None]) -> Callable[[Any], None]:
+    """Make a command of a function that is also given what prints values as JSON where `--json` is among the flags."""
+
+    @wraps(command)
+    def function(options: Any) -> None:
+        with only_json(options.json) as tell:
+            command(options, tell)
+
+    return function
+
+
+def table_of(*columns: str, right: Sequence[str] = ()) -> Table:
+    """Return a table with these columns, of which some have numbers."""
+    return Table(*(Column(column, justify="right" if column in right else "left") for column in columns))
 
 
 def _plain(value: Any) -> Any:

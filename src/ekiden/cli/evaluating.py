@@ -15,7 +15,7 @@ from ekiden import data as datasets
 from ekiden.base import outside
 from ekiden.base.checks import made, reading
 from ekiden.base.errors import UserError
-from ekiden.cli.console import console
+from ekiden.cli.console import console, table_of
 from ekiden.data.kinds import Inputs
 from ekiden.data.tasks import Metric, Task, recorded
 from ekiden.data.tasks.base import measured
@@ -76,11 +76,6 @@ def evaluate(options: EvaluateOptions) -> None:
     """`ekiden evaluate RUN [--data ...]`."""
     if options.on == "flower":
         return _on_silos(options)
-    return _evaluate_here(options)
-
-
-def _config(options: EvaluateOptions) -> dict[str, Any]:
-    """Return the configuration of the run, once the flags are checked."""
     if options.federation or options.clients:
         raise UserError("--federation and --clients are for silos: add --on flower")
     if options.calibrate and (options.data or options.client):
@@ -88,18 +83,18 @@ def _config(options: EvaluateOptions) -> dict[str, Any]:
     if options.by and (options.calibrate or options.client):
         raise UserError("--by is for test samples and the global model: leave out --calibrate and --client")
     outside.trust(options.metric)
-    return read_config(options.run)
-
-
-def _evaluate_here(options: EvaluateOptions) -> None:
-    """Measure a run's model on data of this machine."""
-    config = _config(options)
+    config = read_config(options.run)
     if in_memory(config) and options.by:
         raise UserError(f"{options.run} has its data in Python: ekiden.evaluate({str(options.run)!r}, silos, by=...)")
     if in_memory(config) and options.data:
         return _on_other_data(options)
     if not config.get("on") and (why := in_memory(config)):
         return _as_measured(options, why)
+    _evaluate_here(options, config)
+
+
+def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
+    """Measure a run's model on data of this machine."""
     plan, own, data = _planned(options, config)
     test = judge(plan, own, data)
     name = f"personal/{options.client}.safetensors" if options.client else "model.safetensors"
@@ -310,11 +305,9 @@ def _as_measured(options: EvaluateOptions, why: str) -> None:
         return
     console.print(f"{metric.name} {metric.shown(row[metric.name])}{metric.unit} at the end of the run")
     for kind, found in groups.items():
-        table = Table()
-        table.add_column(kind)
-        table.add_column(f"{metric.name}{metric.unit}", justify="right")
-        for name, value in found.items():
-            table.add_row(name, "-" if value is None else metric.shown(value))
+        table = table_of(kind, name := f"{metric.name}{metric.unit}", right=(name,))
+        for one, value in found.items():
+            table.add_row(one, "-" if value is None else metric.shown(value))
         console.print(table)
     console.print(f"{why}: {again}", soft_wrap=True, highlight=False)
 
@@ -351,10 +344,7 @@ def _columns(options: EvaluateOptions, inputs: Inputs) -> dict[str, Any]:
 
 
 def _values(group: str, rows: dict[str, tuple[int, float]], metric: Metric) -> Table:
-    table = Table()
-    table.add_column(group)
-    table.add_column("samples", justify="right")
-    table.add_column(f"{metric.name}{metric.unit}", justify="right")
-    for name, (n, value) in rows.items():
-        table.add_row(name, str(n), "-" if isnan(value) else metric.shown(value))
+    table = table_of(group, "samples", value := f"{metric.name}{metric.unit}", right=("samples", value))
+    for name, (n, score) in rows.items():
+        table.add_row(name, str(n), "-" if isnan(score) else metric.shown(score))
     return table

@@ -6,12 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from rich.table import Table
 from tyro.conf import Positional
 
 from ekiden.base.errors import UserError
 from ekiden.base.files import write
-from ekiden.cli.console import console, print_json, say
+from ekiden.cli.console import console, print_json, say, table_of
 from ekiden.data import study
 from ekiden.data.moments import ColumnSums, agree_on
 from ekiden.data.schema import read as read_schema
@@ -179,9 +178,7 @@ def status(options: StatusOptions) -> None:
     silos, running = federations.status(found), commands.is_running(found)
     if options.json:
         return print_json({"running": running, "certificate": f"{until:%Y-%m-%d}", "silos": list(map(asdict, silos))})
-    table = Table()
-    for column in ("silo", "state", "last seen (s)", "key"):
-        table.add_column(column)
+    table = table_of("silo", "state", "last seen (s)", "key")
     for silo in silos:
         state = silo.state if running else "unknown"
         table.add_row(silo.name, state, "" if silo.seen is None else f"{silo.seen:.0f}", silo.fingerprint)

@@ -59,9 +59,7 @@ def list_all(options: ListOptions) -> None:
         return
     if options.json:
         return print_json(available())
-    table = Table(title="methods", title_justify="left")
-    table.add_column("name")
-    table.add_column("what it is")
+    table = Table("name", "what it is", title="methods", title_justify="left")
     for method in METHODS:
         table.add_row(method.title(), first_line(method))
     console.print(table)
@@ -73,7 +71,8 @@ def list_all(options: ListOptions) -> None:
 
 def catalogue() -> str:
     """Return what the library has as a page in Markdown, without other packages and without this machine's data."""
-    methods = ([_link(m), first_line(m), moves(m), ends_with(m)] for m in METHODS)
+    pages = {m: f"[{m.title()}](methods/{m.__module__.rsplit('.', 1)[1]}.md)" for m in METHODS}
+    methods = ([link, first_line(m), moves(m), ends_with(m)] for m, link in pages.items())
     networks = ([f"`{name}`", *about] for name, about in models.described().items())
     sets = ([f"`{name}`", *_source(name)] for name in sorted(datasets.NAMED))
     parts = (
@@ -90,10 +89,6 @@ def catalogue() -> str:
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _link(method: type[Method]) -> str:
-    return f"[{method.title()}](methods/{method.__module__.rsplit('.', 1)[1]}.md)"
 
 
 def moves(method: type[Method]) -> str:
@@ -145,9 +140,10 @@ def show_topology(options: TopologyOptions) -> None:
     found = topology(options.topology, options.clients)
     if options.json:
         return print_json(found)
-    drawn = found["drawn"]
+    drawn, least, most = found["drawn"], min(found["neighbours"]), max(found["neighbours"])
+    others = str(least) if least == most else f"{least} to {most}"
     console.print(f"{options.topology}, {counted(options.clients, 'client')}{', redrawn each round' if drawn else ''}")
-    console.print(f"each hears {_range(found['neighbours'])} others; {found['sent']} models sent a round")
+    console.print(f"each hears {others} others; {found['sent']} models sent a round")
     console.print(
         f"mixing matrix{' of one round' if drawn else ''}: {_yes(found['symmetric'], 'symmetric')}, rows sum to 1, "
         f"{_yes(found['columns_sum_to_1'], 'columns sum to 1')}, {_yes(found['connected'], 'connected')}"
@@ -157,11 +153,6 @@ def show_topology(options: TopologyOptions) -> None:
     if options.matrix:
         for row in found["matrix"]:
             console.print(" ".join(f"{weight:6.4f}" for weight in row), soft_wrap=True)
-
-
-def _range(degrees: Sequence[int]) -> str:
-    least, most = min(degrees), max(degrees)
-    return str(least) if least == most else f"{least} to {most}"
 
 
 def _yes(holds: bool, what: str) -> str:

@@ -17,7 +17,7 @@ from ekiden.base import outside
 from ekiden.base.checks import Checked, Count, CountOrZero, Positive
 from ekiden.base.errors import UserError, counted
 from ekiden.base.files import disk_error, is_held
-from ekiden.cli.console import console, no_run, only_json, print_json, say
+from ekiden.cli.console import console, no_run, only_json, print_json, say, telling
 from ekiden.cli.flags import Boxes, parse, parse_some
 from ekiden.commands import follow
 from ekiden.data import Reading, study
@@ -226,20 +226,15 @@ def run(args: Sequence[str]) -> None:
         raise UserError("--silos and --data both say where the samples are: give one of them")
     if options.print_config:
         return print(settings.written(plan), end="")
-    name = f"{kind.title()}-{_stem(plan)}"
+    one = plan.data if not plan.silos else plan.silos[0] if len(plan.silos) == 1 else "silos"
     seeds = options.seeds or (plan.recipe.seed,)
     if len(set(seeds)) < len(seeds):
         raise UserError(f"--seeds {' '.join(map(str, seeds))} names one twice: give each once")
     tracking.check(options.track, options.out)
-    folders = [launch.free_folder(options.out, f"{name}-seed{s}") for s in seeds]
+    folders = [launch.free_folder(options.out, f"{kind.title()}-{Path(one).stem}-seed{s}") for s in seeds]
     plans = [replace(plan, recipe=replace(plan.recipe, seed=seed)) for seed in seeds]
-    jobs = [launch.LaunchedRun(one, folder) for one, folder in zip(plans, folders, strict=True)]
-    _launch([replace(job, track=options.track, on=options.on) for job in jobs], options.json)
-
-
-def _stem(plan: Plan[Any]) -> str:
-    """Return the name of the data for the name of a run folder."""
-    return Path(plan.data).stem if not plan.silos else Path(plan.silos[0]).stem if len(plan.silos) == 1 else "silos"
+    more: dict[str, Any] = {"track": options.track, "on": options.on}
+    _launch([launch.LaunchedRun(*job, **more) for job in zip(plans, folders, strict=True)], options.json)
 
 
 def resume(options: ResumeOptions) -> None:
@@ -367,19 +362,13 @@ def _check(options: DataOptions) -> None:
 def _launch(jobs: list[launch.LaunchedRun], as_json: bool) -> None:
     """Execute the runs and print the results."""
     with only_json(as_json) as tell:
-        _executed(jobs, tell)
-
-
-def _executed(jobs: list[launch.LaunchedRun], tell: Callable[[Any], None]) -> None:
-    outcomes = launch.launch(jobs, console)
-    done = [o.folder for o in outcomes if not o.error]
-    if done:
-        runs = [summary.summarise(folder) for folder in done]
-        tell([summary.as_record(run) for run in runs])
-        console.print(summary.comparison(runs))
-        for line in filter(None, map(summary.divergence, runs)):
-            console.print(line, soft_wrap=True, highlight=False)
-        console.print("\n".join(f"run folder: {folder}" for folder in done), soft_wrap=True)
+        outcomes = launch.launch(jobs, console)
+        if runs := [summary.summarise(o.folder) for o in outcomes if not o.error]:
+            tell([summary.as_record(run) for run in runs])
+            console.print(summary.comparison(runs))
+            for line in filter(None, map(summary.divergence, runs)):
+                console.print(line, soft_wrap=True, highlight=False)
+            console.print("\n".join(f"run folder: {o.folder}" for o in outcomes if not o.error), soft_wrap=True)
     failed = [o for o in outcomes if o.error]
     if failed:
         raise UserError("; ".join(f"{o.folder}: {o.error}" if len(outcomes) > 1 else o.error for o in failed))
@@ -418,13 +407,9 @@ class JoinOptions:
     """print JSON instead of tables; see docs/json.md"""
 
 
-def forget(options: ForgetOptions) -> None:
+@telling
+def forget(options: ForgetOptions, tell: Callable[[Any], None]) -> None:
     """`ekiden forget RUN --client NAME`."""
-    with only_json(options.json) as tell:
-        _forget(options, tell)
-
-
-def _forget(options: ForgetOptions, tell: Callable[[Any], None]) -> None:
     if _between_machines(options.run):
         from ekiden.cli import silos  # noqa: PLC0415  (runs on one machine do not need it)
 
@@ -436,13 +421,9 @@ def _forget(options: ForgetOptions, tell: Callable[[Any], None]) -> None:
     console.print(f"{options.run} still holds {options.client}: delete it to forget it there, too", soft_wrap=True)
 
 
-def join(options: JoinOptions) -> None:
+@telling
+def join(options: JoinOptions, tell: Callable[[Any], None]) -> None:
     """`ekiden join RUN --client NAME [--data DATA]`."""
-    with only_json(options.json) as tell:
-        _join(options, tell)
-
-
-def _join(options: JoinOptions, tell: Callable[[Any], None]) -> None:
     if _between_machines(options.run):
         from ekiden.cli import silos  # noqa: PLC0415
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.table import Table
 from torch import nn
 from tyro.conf import Positional
 
@@ -14,7 +13,7 @@ from ekiden.base import outside
 from ekiden.base.checks import CountOrZero
 from ekiden.base.errors import UserError, counted, unknown
 from ekiden.base.files import write
-from ekiden.cli.console import console, print_json
+from ekiden.cli.console import console, print_json, table_of
 from ekiden.cli.sweeps import export_metrics
 from ekiden.engine.folder import read_config
 from ekiden.results.result import ModelSource, not_finished
@@ -142,7 +141,8 @@ def _threshold(text: str, run: Path) -> float:
 
 def export(options: ExportOptions) -> None:
     """`ekiden export RUN --to onnx -o FILE`, `ekiden export RUN... OUT.parquet`."""
-    to, out = options.to or _said_by(options.out), options.out
+    out, suffix = options.out, options.out.suffix.removeprefix(".") if options.out else ""
+    to = options.to or (suffix if suffix in (*exporting.FORMATS, *_METRICS) else "")  # "": a table of metrics
     if to in _METRICS:
         _export_metrics(options, to)
         return
@@ -166,12 +166,6 @@ def export(options: ExportOptions) -> None:
     console.print(f"takes {done.takes}", soft_wrap=True, highlight=False, markup=False)
 
 
-def _said_by(out: Path | None) -> str:
-    """Return the format that the name of the output implies; "" if that is a table of metrics."""
-    suffix = out.suffix.removeprefix(".") if out else ""
-    return suffix if suffix in (*exporting.FORMATS, *_METRICS) else ""
-
-
 def _export_metrics(options: ExportOptions, to: str) -> None:
     if options.client or options.network:
         raise UserError("--client and --network are for models: add --to onnx, pt2 or hf")
@@ -192,9 +186,8 @@ def audit(options: AuditOptions) -> None:
     )
     if options.json:
         return print_json(found.to_json())
-    table = Table()
-    for column in ("model", "training", "others", "AUC", "TPR at 1 %", "TPR at 0.1 %", "advantage", "epsilon at least"):
-        table.add_column(column, justify="left" if column == "model" else "right")
+    numbers = ("training", "others", "AUC", "TPR at 1 %", "TPR at 0.1 %", "advantage", "epsilon at least")
+    table = table_of("model", *numbers, right=numbers)
     for one in found.attacks:
         rare = "-" if one.tpr_01 is None else f"{one.tpr_01:.2%}"
         rates = (f"{one.auc:.3f}", f"{one.tpr_1:.2%}", rare, f"{one.advantage:.3f}", f"{one.epsilon:.2f}")

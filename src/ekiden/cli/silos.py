@@ -12,13 +12,12 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
-from rich.table import Table
 from tyro.conf import Positional
 
 from ekiden.base.checks import Positive
 from ekiden.base.errors import UserError
 from ekiden.base.files import write
-from ekiden.cli.console import console, first_line, print_json, say
+from ekiden.cli.console import console, first_line, print_json, say, table_of
 from ekiden.cli.flags import Boxes, parse
 from ekiden.engine.method import Method
 from ekiden.engine.wire import EVERYONE
@@ -220,10 +219,10 @@ def start(options: SiloStartOptions) -> None:
     if file.link.key and not file.beside(file.link.key).is_file():
         raise UserError(f"there is no key {file.beside(file.link.key)}: make it with `ekiden silo keys {file.path}`")
     with supernode.alone(file):
-        _start(file, security)
+        _serve(file, security)
 
 
-def _start(file: SiloFile, security: Security) -> None:
+def _serve(file: SiloFile, security: Security) -> None:
     for name in file.named or ("",):
         try:
             dataset, client = file.holding(name).load()
@@ -306,15 +305,14 @@ def verify(options: VerifyOptions) -> None:
     agreed = signed_terms(options.run)
     names = agreed.clients
     found = custody_of(options.run, commands.read_keys(options.keys, names) if options.keys else None)
+    wrong = UserError(f"{options.run} is not what the silos signed: {found.wrong[0]}") if found.wrong else None
     if options.json:
         hops = [asdict(hop) for hop in found.hops]
         print_json({"hops": hops, "wrong": found.wrong, "unproven": found.unproven, "result": bool(found.result)})
-        if found.wrong:
-            raise UserError(f"{options.run} is not what the silos signed: {found.wrong[0]}")
+        if wrong:
+            raise wrong
         return
-    table = Table()
-    for column in ("step", "silo", "did", "samples", "took", "gave"):
-        table.add_column(column, justify="right" if column in ("step", "samples") else "left")
+    table = table_of("step", "silo", "did", "samples", "took", "gave", right=("step", "samples"))
     for hop in found.hops:
         took = ", ".join(f"{t.digest[:12]} of {'all' if t.owner == EVERYONE else t.owner}" for t in hop.taken)
         table.add_row(str(hop.step + 1), hop.client, hop.task, str(hop.samples), took, hop.given[:12])
@@ -323,8 +321,8 @@ def verify(options: VerifyOptions) -> None:
         say(line)
     for claim in found.unproven:
         say(f"not proven: {claim}")
-    if found.wrong:
-        raise UserError(f"{options.run} is not what the silos signed: {found.wrong[0]}")
+    if wrong:
+        raise wrong
     if revision := agreed.revision:
         say(f"signed: this run replaces {revision.told()}")
     if agreed.recipe.dp:
@@ -409,12 +407,11 @@ def evaluate(
     if plan is None:
         raise UserError(f"{run} is not of a run over silos: measure it here, `ekiden evaluate {run} --data DATA`")
     link = {name: value for name, value in _link(run).items() if name != "run"}
-    names = clients
+    names = clients or plan.clients
     if federation is not None:
         one = federations.read(federation)
         link = {"link": one.link, "certificate": str(one.certificate), "keys": str(one.keys), "insecure": False}
-        names = names or ",".join(one.silos)
-    names = names or plan.clients
+        names = clients or ",".join(one.silos)
     recipe = replace(plan.recipe, method=among(plan.recipe.method, names.split(",")))
     plan = replace(plan, clients=names, recipe=recipe)
     out = run / EVALUATIONS / token_hex(8)
@@ -517,12 +514,10 @@ def register(options: RegisterOptions) -> None:
 def ps(options: PsOptions) -> None:
     """`ekiden ps`."""
     link, security = _reached(options)
-    rows = commands.runs(link, security, _quiet)
+    rows = commands.runs(link, security, lambda line: None)
     if options.json:
         return print_json(rows)
-    table = Table()
-    for column in ("run", "what", "state", "since (UTC)", "seconds", "remarks"):
-        table.add_column(column)
+    table = table_of("run", "what", "state", "since (UTC)", "seconds", "remarks")
     for row in rows:
         since = next((row[key] for key in ("finished-at", "running-at", "starting-at") if row[key] != "N/A"), "")
         state = row["status"].replace("finished:", "")
@@ -535,8 +530,7 @@ def stop(options: StopOptions) -> None:
     if not options.run:
         raise UserError("say which run to stop: its folder, or its number in `ekiden ps`")
     if options.run.isdigit() and not Path(options.run).is_dir():
-        link, security = _reached(options)
-        commands.stop(options.run, link, security, _quiet)
+        number, (link, security) = options.run, _reached(options)
     else:
         file = Path(options.run) / "link.json"
         try:
@@ -547,7 +541,7 @@ def stop(options: StopOptions) -> None:
             raise UserError(
                 f"{options.run} is neither a number nor the folder of a run between machines: `ekiden ps` lists them"
             ) from None
-        commands.stop(number, link, security, _quiet)
+    commands.stop(number, link, security, lambda line: None)
     say(f"stopped {options.run}; a silo that works on a task finishes it")
 
 
@@ -561,7 +555,3 @@ def _reached(options: LinkOptions) -> tuple[str, Security]:
     security = Security(options.certificate, options.insecure)
     commands.checked(options.link, security, say, anywhere=False)
     return options.link, security
-
-
-def _quiet(line: str) -> None:
-    """Print nothing about the commands behind a short question."""

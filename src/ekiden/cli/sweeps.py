@@ -16,7 +16,7 @@ from ekiden.base.checks import Checked, Count, CountOrZero
 from ekiden.base.errors import UserError, counted, unknown
 from ekiden.base.files import write
 from ekiden.base.outside import require_extra
-from ekiden.cli.console import console, no_run, only_json, print_json
+from ekiden.cli.console import console, no_run, print_json, telling
 from ekiden.engine.setup import core_count
 from ekiden.results import tracking
 from ekiden.runs import launch, queue, summary
@@ -65,13 +65,9 @@ class SweepOptions(Checked):
     """print the cells as JSON, and all else to standard error; see docs/json.md"""
 
 
-def run_sweep(options: SweepOptions) -> None:
+@telling
+def run_sweep(options: SweepOptions, tell: Callable[[Any], None]) -> None:
     """`ekiden sweep FILE`."""
-    with only_json(options.json) as tell:
-        _run_sweep(options, tell)
-
-
-def _run_sweep(options: SweepOptions, tell: Callable[[Any], None]) -> None:
     if options.reuse and not options.records:
         raise UserError("--reuse needs --records, the file that keeps them for this experiment: add it")
     if options.queue and options.on == "here":
@@ -184,9 +180,8 @@ def _table(found: Experiment, came: Sequence[verdicts.CellResult]) -> Table:
 
 
 def _listed(swept: Sweep, cells: Sequence[Cell]) -> Table:
-    table = Table(title=Text(swept.experiment.title), title_justify="left")
-    for column in ("row", "column", "method", "printed", "scaled", "finished"):
-        table.add_column(column)
+    columns = ("row", "column", "method", "printed", "scaled", "finished")
+    table = Table(*columns, title=Text(swept.experiment.title), title_justify="left")
     for cell in cells:
         runs = swept.runs([cell])
         done = f"{sum(run.finished for run in runs)}/{len(runs)}" if runs else f"not run: {cell.skip}"

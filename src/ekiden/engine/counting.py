@@ -100,6 +100,16 @@ class Counting(ABC):
         return (*first, Counted("train", (train,)), *self.parts())
 
     @property
+    def scored(self) -> int:
+        """Number of classes or labels whose scores are counted, where the task has scores."""
+        return self.outputs if self.outputs <= _MOST_BINNED else 0
+
+    @cached_property
+    def edges(self) -> Tensor:
+        """Inner boundaries of the bins of scores, as logits."""
+        return edges(self.scored)
+
+    @property
     def size(self) -> int:
         """The length of the vector of all numbers."""
         return sum(part.size for part in self.layout)
@@ -117,7 +127,7 @@ class Counting(ABC):
             s = s.at((units > 0).nonzero().flatten())
         if len(s) < max(care.samples, 1):
             return torch.zeros(self.size, dtype=torch.int64)
-        loss = s.loss.double()
+        loss, mean, guess = s.loss.double(), s.mean_loss(), self.task.guess(self.outputs)
         weights = torch.ones(len(s), dtype=torch.float64) if care.coarse else self._weights(s)
         found = {
             "reports": torch.tensor(1),
@@ -125,7 +135,7 @@ class Counting(ABC):
             "broken": loss.isnan().any().long(),
             "exact": torch.tensor(0 if care.coarse else len(s)),
             "loss": _coarse_loss(loss) if care.coarse else fixed(loss * weights),
-            "far": torch.tensor(int(self._far(s))),
+            "far": torch.tensor(int(mean != mean or mean > max(30.0, 10 * guess))),  # noqa: PLR0124  (NaN)
             **self._trained(care, train),
             **self.measure(s, care),
         }
@@ -147,11 +157,6 @@ class Counting(ABC):
         units = self.task.units(s.y)
         return torch.ones(len(s), dtype=torch.float64) if units is None else units.double()
 
-    def _far(self, s: Scores) -> bool:
-        """Return whether the model has diverged: the loss is above 30 and 10 times that of guessing."""
-        loss, guess = s.mean_loss(), self.task.guess(self.outputs)
-        return loss != loss or loss > max(30.0, 10 * guess)  # noqa: PLR0124  (NaN)
-
     def _trained(self, care: Care, train: Tensor | None) -> dict[str, Tensor]:
         size = next(part.size for part in self.layout if part.name == "train")
         if not size or train is None:
@@ -171,13 +176,8 @@ class OfClasses(Counting):
 
     @property
     def scored(self) -> int:
-        """Number of classes whose scores are counted."""
-        return 1 if self.outputs == 2 else self.outputs if self.outputs <= _MOST_BINNED else 0
-
-    @cached_property
-    def edges(self) -> Tensor:
-        """Inner boundaries of the bins, as logits."""
-        return edges(self.scored)
+        """Number of classes whose scores are counted: of two, only the second."""
+        return 1 if self.outputs == 2 else super().scored
 
     def parts(self) -> Sequence[Counted]:
         k = self.outputs
@@ -238,16 +238,6 @@ class OfLabels(Counting):
 
     A label that fewer samples have, or lack, than `Care.positives` is left out.
     """
-
-    @property
-    def scored(self) -> int:
-        """Number of labels whose scores are counted."""
-        return self.outputs if self.outputs <= _MOST_BINNED else 0
-
-    @cached_property
-    def edges(self) -> Tensor:
-        """Inner boundaries of the bins, as logits."""
-        return edges(self.scored)
 
     def parts(self) -> Sequence[Counted]:
         tables = Counted("tables", (self.outputs, 2, 2))

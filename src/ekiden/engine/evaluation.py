@@ -342,21 +342,12 @@ class TestSet:
 
     def _by_group(self, each: Sequence[Scores], places: Tensor) -> dict[str, Any]:
         """Return the headline metric by domain and by class (for personal models their mean), for up to 100 of them."""
-        dataset, headline = self._data.dataset, self.task.headline
-        domain, label = dataset.test.domain, dataset.test.y[places]
-        found: dict[str, list[list[float]]] = {}
-        if domain is not None:
-            found["domain"] = [_each(s, domain[places], len(dataset.domains)) for s in each]
-        if self.task.kind == "classification" and headline.name == "accuracy":
-            found["class"] = [_each(s, label, len(dataset.classes)) for s in each]
-        elif headline.each is not None:
-            found["class"] = [headline.each(s).tolist() for s in each]
-        names = {"domain": dataset.domains, "class": tuple(map(str, dataset.classes))}
-        groups = {
-            kind: _means_of(names[kind], values, headline.name)
-            for kind, values in found.items()
-            if 1 < len(names[kind]) <= _MOST_CLIENTS_LISTED
-        }
+        groups: dict[str, dict[str, dict[str, float]]] = {}
+        for kind, of in (("domain", self.by_domain), ("class", self.by_class)):
+            found = [of(scores, places) for scores in each]
+            if 1 < len(found[0]) <= _MOST_CLIENTS_LISTED:
+                means = {name: sum(one[name][1] for one in found) / len(found) for name in found[0]}
+                groups[kind] = {n: {self.task.headline.name: value} for n, value in means.items() if not isnan(value)}
         return {"groups": groups} if groups else {}
 
     def _own(self, models: Mapping[str, Weights]) -> list[float]:
@@ -373,20 +364,23 @@ class TestSet:
         """Return number of test samples and headline metric for each client."""
         return {c.name: (len(c.test), scores.score(c.test.rows)) for c in self._data.clients}
 
-    def by_class(self, scores: Scores) -> dict[str, tuple[int, float]]:
-        """Return the same for each class, label or target; empty if the metric has no value for each of them."""
+    def by_class(self, scores: Scores, places: Tensor | None = None) -> dict[str, tuple[int, float]]:
+        """Return the same for each class, label or target; empty if the metric has no value for each of them.
+
+        `places` are the test rows of the answers; by default all.
+        """
         dataset, each = self._data.dataset, self.task.headline.each
         if self.task.kind == "classification" and self.task.headline.name == "accuracy":
-            return _grouped(scores, dataset.test.y, dataset.classes)
+            return _grouped(scores, dataset.test.y, dataset.classes, places)
         if each is None:
             return {}
         counts = self.task.counts(dataset.test.y, dataset.outputs).tolist()
         return dict(zip(map(str, dataset.classes), zip(counts, each(scores).tolist(), strict=True), strict=True))
 
-    def by_domain(self, scores: Scores) -> dict[str, tuple[int, float]]:
+    def by_domain(self, scores: Scores, places: Tensor | None = None) -> dict[str, tuple[int, float]]:
         """Return the same for each domain; empty if the data have none."""
         domain = self._data.dataset.test.domain
-        return {} if domain is None else _grouped(scores, domain, self._data.dataset.domains)
+        return {} if domain is None else _grouped(scores, domain, self._data.dataset.domains, places)
 
 
 def _loss(scores: Scores, rows: Tensor | None) -> float:
@@ -439,17 +433,10 @@ def consensus(models: Sequence[Weights]) -> float:
     return sum(float(distance(m.params, centre)) for m in models) / len(models)
 
 
-def _each(scores: Scores, groups: Tensor, count: int) -> list[float]:
-    """Return the headline metric of the samples of each group 0, ..., count - 1; NaN for those without samples."""
-    return [scores.score((groups == k).nonzero().flatten()) for k in range(count)]
-
-
-def _means_of(names: Sequence[str], each: Sequence[Sequence[float]], metric: str) -> dict[str, dict[str, float]]:
-    """Return the mean over models of a metric for each name, without those that are not defined."""
-    means = [sum(values) / len(values) for values in zip(*each, strict=True)]
-    return {name: {metric: value} for name, value in zip(names, means, strict=True) if not isnan(value)}
-
-
-def _grouped(scores: Scores, groups: Tensor, names: Sequence[str]) -> dict[str, tuple[int, float]]:
-    rows = {name: (groups == i).nonzero().flatten() for i, name in enumerate(names)}
+def _grouped(
+    scores: Scores, groups: Tensor, names: Sequence[Any], places: Tensor | None
+) -> dict[str, tuple[int, float]]:
+    """Return number of samples and headline metric of each group 0, 1, ...; NaN for those without samples."""
+    groups = groups if places is None else groups[places]
+    rows = {str(name): (groups == i).nonzero().flatten() for i, name in enumerate(names)}
     return {name: (len(r), scores.score(r)) for name, r in rows.items()}

@@ -374,8 +374,5 @@ def _is_instruction(arg: Any) -> bool:
 
     A plain tuple of such values does the same, for example the weights of neighbours.
     """
-    return arg is None or isinstance(arg, (bool, int, float, str)) or (type(arg) is tuple and all(map(_is_plain, arg)))
-
-
-def _is_plain(part: Any) -> bool:
-    return isinstance(part, (bool, int, float, str))
+    parts = arg if type(arg) is tuple else [arg]
+    return arg is None or all(isinstance(part, (bool, int, float, str)) for part in parts)

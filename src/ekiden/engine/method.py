@@ -336,8 +336,8 @@ def payload_types(method: Method, name: str) -> tuple[list[Any], Any]:
 
 def task_of(method: Method, name: str) -> Callable[..., Any]:
     """Return the function `name` of `method`, if it is a task."""
-    task: Callable[..., Any] = getattr(method, name, _nothing)
-    if not getattr(task, "__on_client__", False):
+    task: Callable[..., Any] | None = getattr(method, name, None)
+    if task is None or not getattr(task, "__on_client__", False):
         raise UserError(f"{method.title()} has no client task {name!r}: clients run only functions marked @on_client")
     return task
 
@@ -347,7 +347,3 @@ def _source(kind: type) -> str:
         return inspect.getsource(kind)
     except (OSError, TypeError):
         return ""
-
-
-def _nothing() -> None:
-    """Placeholder for a task that a method does not have."""

@@ -109,10 +109,11 @@ def _pool(data: FederatedData) -> tuple[ClientData, ...]:
 
 def describe_model(setup: Setup) -> dict[str, Any]:
     """Return what `ekiden.load_model` needs in addition to a run's method and model file."""
-    dataset = setup.dataset.fed(setup.training)
+    dataset, module = setup.dataset.fed(setup.training), setup.build()
+    digest = frozen.digest(module)
     return {
         "network": network_name(setup.build),
-        "frozen": _describe_frozen(setup),
+        "frozen": {"digest": digest, "values": frozen.size(module)} if digest else {},
         "task": recorded(dataset.task),
         "classes": [str(name) for name in dataset.classes],
         "input": {
@@ -122,13 +123,6 @@ def describe_model(setup: Setup) -> dict[str, Any]:
         },
         "inputs": kinds.to_json(dataset.inputs),
     }
-
-
-def _describe_frozen(setup: Setup) -> dict[str, Any]:
-    """Return a digest of the frozen part and the number of its values; nothing if there is none."""
-    module = setup.build()
-    digest = frozen.digest(module)
-    return {"digest": digest, "values": frozen.size(module)} if digest else {}
 
 
 def with_weights(data: FederatedData) -> FederatedData:

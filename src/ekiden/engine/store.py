@@ -52,8 +52,11 @@ class Store:
         self._values: dict[str, Any] = {}
         self._private: Any = None
         self._changed = False
-        self.written = self._newest(step) if written is None else written
-        self._forget_after(step)
+        newest = max((version for version in self._versions() if version <= step), default=0)
+        self.written = newest if written is None else written
+        for version in self._versions():
+            if version > step:  # of a step that did not finish
+                self._private_file(version).unlink()
         self._on_disk = self._private_file(self.written) if self.written else None
         self._safe: set[str] = set()  # values whose files this process has written or read
 
@@ -139,16 +142,6 @@ class Store:
             return []
         names = (re.fullmatch(r"private-(\d+)\.safetensors", p.name) for p in self._folder.glob("private-*"))
         return sorted(int(match[1]) for match in names if match)
-
-    def _newest(self, step: int) -> int:
-        """Return after which of the first `step` steps the newest state here was written; 0 if there is none."""
-        return max((version for version in self._versions() if version <= step), default=0)
-
-    def _forget_after(self, step: int) -> None:
-        """Remove states of steps that did not finish."""
-        for version in self._versions():
-            if version > step:
-                self._private_file(version).unlink()
 
 
 class FolderJournal:

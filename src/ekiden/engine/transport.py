@@ -203,7 +203,8 @@ class Summands(NamedTuple):
     @property
     def check(self) -> int:
         """The digest of the numbers, except for those that may wrap around."""
-        return digest([w.view(f"<i{b // 8}") for w, b in zip(self.words, self.bits, strict=True) if _whole_word(w, b)])
+        pairs = zip(self.words, self.bits, strict=True)
+        return digest([w.view(f"<i{b // 8}") for w, b in pairs if w.itemsize * 8 == b])
 
     def tensors(self) -> list[Tensor]:
         """Return the numbers as they travel."""
@@ -283,10 +284,6 @@ class _Taken(NamedTuple):
             else:
                 found[name] = self.tree(part, packed)
         return found
-
-
-def _whole_word(words: "np.ndarray[Any, Any]", bits: int) -> bool:
-    return bool(words.itemsize * 8 == bits)
 
 
 def _with_numbers(node: Any, numbers: Mapping[str, list[int]]) -> Any:

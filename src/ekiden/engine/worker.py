@@ -90,11 +90,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class SeededNoise:
-    """Noise of simulated clients: the same for the same seed.
-
-    Attributes:
-        seed: of the task.
-    """
+    """Noise of simulated clients: the same for the same seed of the task."""
 
     seed: int
 
@@ -266,7 +262,9 @@ class Client:
         if self._privacy is not None:
             if train is not None or network is not None or self._releases:
                 raise UserError(f"{self.name}: the task trains on a part of its own, for which --dp promises nothing")
-            private = self._mechanism(training.steps(self.n, epochs), *self._privacy)
+            dp, plan, keeper = self._privacy
+            spent = replace(plan, steps=training.steps(self.n, epochs))
+            private = Mechanism(dp.clip, spent, Noise(keeper.key(self._fits, spent)), self.n)
         trained = fitting.fit(
             replace(self._bench, training=training, network=network or self._bench.network, private=private),
             model,
@@ -283,11 +281,6 @@ class Client:
         if network is None:
             self.last_trained = trained
         return trained
-
-    def _mechanism(self, steps: int, dp: DP, plan: Spent, keeper: Keeper) -> Mechanism:
-        """Return what makes the next fit private, once it is noted that its steps are spent."""
-        spent = replace(plan, steps=steps)
-        return Mechanism(dp.clip, spent, Noise(keeper.key(self._fits, spent)), self.n)
 
     def release(self) -> Release | None:
         """Return what adds noise to sums over the client's samples, once it is noted that it is spent; None without dp.

@@ -27,7 +27,6 @@ from ekiden.base.sums import FULL, LEAST, AnySums, NoisySums, Rounding
 from ekiden.methods.exact.blocks import gaussian_heads as heads
 from ekiden.methods.exact.blocks.fixed_features import (
     FixedFeatures,
-    Room,
     Settled,
     features_of,
     size_of_sums,
@@ -37,7 +36,7 @@ from ekiden.methods.exact.blocks.fixed_features import (
 from ekiden.models.patches import PatchSums
 from ekiden.models.whole_features import PatchFeatures, WholeFeatures
 from ekiden.training.private import DP
-from ekiden.training.private_sums import Release, width_for
+from ekiden.training.private_sums import width_for
 
 
 class Handoff(NamedTuple):
@@ -139,9 +138,14 @@ class FedGram(FixedFeatures):
         """Return whether the head needs classes."""
         return self.head != "ridge"
 
+    @property
+    def adds_moments(self) -> bool:
+        """Return True: they can be added up before the features are settled."""
+        return True
+
     def __post_init__(self) -> None:
-        """The features must be known, the budget must be one, and there must be patches."""
-        self.check_features()
+        """The head must go with the other hyperparameters."""
+        super().__post_init__()
         if self.personal and self.head != "ridge":
             raise UserError(f"--personal is ridge regression towards the common head: leave out --head {self.head}")
         if self.bits < FULL and not self.samples:
@@ -173,18 +177,9 @@ class FedGram(FixedFeatures):
             )
         return replace(self, width=width_for(dp, self.samples))
 
-    def check_network(self, model: Size) -> None:
-        """Refuse a dictionary for features without patches."""
-        self.refuse_without_patches(model, {"--dictionary=all": self.dictionary == "all"})
-
-    def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int, task: Task) -> nn.Module:
-        """Return a network of fixed features and a linear head."""
-
-        def sums(width: int) -> int:
-            return size_of_sums(task, classes, width, bits=self.bits)
-
-        model = sum(t.numel() * t.element_size() for t in network.state_dict().values())
-        return self.network_with(self.features_for(network, shape, Room(self.width, self.bytes, model, sums)), classes)
+    def told(self, width: int, classes: int, task: Task) -> int:
+        """Return the bytes of the sums."""
+        return size_of_sums(task, classes, width, bits=self.bits)
 
     def start(self) -> Summing:
         """Start without sums."""
@@ -269,13 +264,13 @@ class FedGram(FixedFeatures):
     def measure(self, client: Client, model: Weights, settled: Settled, before: AnySums | None) -> AnySums:
         """Add the sums over the client's samples to those received."""
         features = self.adopted(client, model, settled)
-        release = client.release()
-        own = (
-            self._noisy_sums(client, features, release)
-            if release
-            else self._own_sums(client, features, self._rounding(features))
-        )
-        return client.added(before, own)
+        if release := client.release():  # `min_active` leaves none out, which would show some
+            with torch.no_grad():
+                blocks = ((features(x), y) for x, y in client.batches(shuffle=False))
+                noisy: AnySums = release.sums(blocks, client.classes, features.width, client.unit().device)
+                return client.added(before, noisy)
+        rounding = Rounding.within(self.bits, self.samples, features.variance) if self.bits < FULL else None
+        return client.added(before, self._own_sums(client, features, rounding))
 
     @on_client
     def solve(self, client: Client, model: Weights, totals: Handoff) -> Weights:
@@ -344,16 +339,6 @@ class FedGram(FixedFeatures):
             device = client.unit().device
             return sums_of(blocks, client.task, client.classes, features.width, device, rounding=rounding)
 
-    def _noisy_sums(self, client: Client, features: WholeFeatures, release: Release) -> AnySums:
-        """Return the sums with noise over all own samples; `min_active` leaves none out, which would show some."""
-        with torch.no_grad():
-            blocks = ((features(x), y) for x, y in client.batches(shuffle=False))
-            return release.sums(blocks, client.classes, features.width, client.unit().device)
-
-    def _rounding(self, features: WholeFeatures) -> Rounding | None:
-        """Return how clients round their sums."""
-        return Rounding.within(self.bits, self.samples, features.variance) if self.bits < FULL else None
-
     def _passes(self, steps: int) -> int:
         """The steps before features are settled, where moments of patches are added up in so many."""
         return steps if self.dictionary == "all" else 0
@@ -377,10 +362,9 @@ class FedGram(FixedFeatures):
         are (N - 1)·(S + 4(2D + KD + K)) more, in a star N times that.
         """
         features, star = features_of(model.network.module), self.topology == "star"
-        each = size_of_sums(model.task, model.layout.classes, features.width, bits=self.bits)
-        each += features.told_bytes()
+        width, classes = features.width, model.layout.classes
+        each = self.told(width, classes, model.task) + features.told_bytes()
         if self.personal:
-            width, classes = features.width, model.layout.classes
             each += features.told_bytes() + 4 * (2 * width + classes * (width + 1))
         if self.dictionary != "all" or not isinstance(features, PatchFeatures):
             return (clients if star else clients - 1) * each

@@ -24,33 +24,9 @@ from ekiden.authoring import (
     on_client,
 )
 from ekiden.methods.exact.blocks import gaussian_heads as heads
-from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, Room, Settled, features_of, with_rows
+from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, Settled, ShortColumns, features_of, with_rows
 
 _OTHER = "the summary received is of other features, or of no samples: use the same method and data kind everywhere"
-
-
-class Short(NamedTuple):
-    """A matrix of which each column counts in a unit of its own.
-
-    Attributes:
-        counts: (D, C) int8 or int16.
-        units: (C,) float32.
-    """
-
-    counts: Tensor
-    units: Tensor
-
-    @classmethod
-    def of(cls, matrix: Tensor, kind: torch.dtype) -> "Short":
-        """Return `matrix` (D, C) with each number rounded to whole units; the largest of a column is all that fit."""
-        most = torch.iinfo(kind).max
-        units = (matrix.abs().amax(0) / most).float()
-        counts = (matrix / torch.where(units > 0, units, 1)).round().clamp(-most, most)
-        return cls(counts.to(kind), units)
-
-    def matrix(self) -> Tensor:
-        """(D, C) float64 on the CPU."""
-        return self.counts.cpu().double() * self.units.cpu().double()
 
 
 class SketchedScatter(NamedTuple):
@@ -64,8 +40,8 @@ class SketchedScatter(NamedTuple):
     """
 
     counts: Annotated[Tensor, OwnSamples]
-    means: Short
-    sketch: Short
+    means: ShortColumns
+    sketch: ShortColumns
     squares: Tensor
 
     def checked(self, width: int, classes: int, rank: int) -> "SketchedScatter":
@@ -129,7 +105,7 @@ class Scatter:
     def read(cls, told: SketchedScatter) -> "Scatter":
         """Return what another party told."""
         counts, squares = told.counts.cpu().double(), told.squares.cpu().double()
-        return cls(counts, told.means.matrix(), told.sketch.matrix(), squares)
+        return cls(counts, told.means.matrix().cpu(), told.sketch.matrix().cpu(), squares)
 
     def plus(self, other: "Scatter") -> "Scatter":
         """Return that of the samples of both: the class means differ, so a row for each class joins them."""
@@ -143,8 +119,8 @@ class Scatter:
 
     def told(self, rank: int) -> SketchedScatter:
         """Return what travels: the `rank` largest directions, in 8 bits a number, and class means in 16."""
-        means = Short.of(self.means, torch.int16)
-        sketch = Short.of(largest(self.rows, rank), torch.int8)
+        means = ShortColumns.of(self.means)
+        sketch = ShortColumns.of(largest(self.rows, rank), torch.int8)
         return SketchedScatter(self.counts.long(), means, sketch, self.squares.float())
 
     def moments(self) -> heads.Moments:
@@ -215,22 +191,6 @@ class FedRAN(FixedFeatures):
     def only_classes(self) -> bool:
         """Labels must be classes."""
         return True
-
-    def __post_init__(self) -> None:
-        """The features must be known and the budget must be one; there is no pass for moments of patches."""
-        self.check_features()
-        if self.dictionary == "all":
-            raise UserError("--dictionary=all needs one more pass, which FedGram makes: choose first or seed")
-
-    def check_network(self, model: Size) -> None:
-        """Refuse options for patches where the features have none."""
-        self.refuse_without_patches(model, {})
-
-    def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int, task: Task) -> nn.Module:
-        """Return a network of fixed features and a linear head."""
-        model = sum(t.numel() * t.element_size() for t in network.state_dict().values())
-        room = Room(self.width, self.bytes, model, lambda width: self._told(width, classes))
-        return self.network_with(self.features_for(network, shape, room), classes)
 
     def start(self) -> Sketching:
         """Start without a summary."""
@@ -316,10 +276,10 @@ class FedRAN(FixedFeatures):
         """
         features = features_of(model.network.module)
         sends = clients if self.topology == "star" else clients - 1
-        return sends * (features.told_bytes() + self._told(features.width, model.layout.classes))
+        return sends * (features.told_bytes() + self.told(features.width, model.layout.classes, model.task))
 
-    def _told(self, width: int, classes: int) -> int:
-        """Bytes of a summary."""
+    def told(self, width: int, classes: int, task: Task) -> int:
+        """Return the bytes of a summary."""
         rank = self.directions(width)
         return width * (rank + 2 * classes + 4) + 4 * rank + 12 * classes
 

@@ -2,11 +2,12 @@
 
 import json
 import re
+from abc import abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, NamedTuple, Self, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -116,7 +117,9 @@ def named(features: str, model: str) -> tuple[str, str, str]:
         raise UserError(
             f"{folder} has no model: finish it by `ekiden resume {folder}`, or give a run that ends with a global model"
         )
-    body = {name.removeprefix(_BODY): t for name, t in _tensors(file).items() if name.startswith(_BODY)}
+    with _opened(file) as opened:
+        names = [name for name in opened.keys() if name.startswith(_BODY)]  # noqa: SIM118
+        body = {name.removeprefix(_BODY): opened.get_tensor(name) for name in names}
     if not body:
         raise UserError(f"the model of {folder} has no part that is called features: give the run of another method")
     return f"{PREFIX}{tensors_digest(body)}", network, str(file)
@@ -134,11 +137,12 @@ def check_same_data(features: str, pretrained: str, dataset: Dataset) -> None:
         raise UserError(
             f"--features {features} has no model of a run: give --features {PREFIX}FOLDER, and no network of your own"
         )
-    about = _about(Path(pretrained))
+    with _opened(Path(pretrained)) as opened:
+        about = json.loads((opened.metadata() or {}).get("ekiden", "{}"))
     taken = about.get("input", {})
-    here = (list(dataset.shape), [str(name) for name in dataset.classes])
-    for what, there, own in zip(
-        ("samples of shape", "the classes"), (taken.get("shape"), about.get("classes")), here, strict=True
+    for what, there, own in (
+        ("samples of shape", taken.get("shape"), list(dataset.shape)),
+        ("the classes", about.get("classes"), [str(name) for name in dataset.classes]),
     ):
         if there != own:
             raise UserError(
@@ -161,18 +165,6 @@ def check_body(features: str, network: nn.Module) -> None:
         )
 
 
-def _tensors(file: Path) -> dict[str, Tensor]:
-    with _opened(file) as opened:
-        return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-
-
-def _about(file: Path) -> Mapping[str, Any]:
-    """Return what the header of a model says about its inputs."""
-    with _opened(file) as opened:
-        said = json.loads((opened.metadata() or {}).get("ekiden", "{}"))
-    return said if isinstance(said, dict) else {}
-
-
 def _opened(file: Path) -> Any:
     try:
         return safe_open(file, framework="pt")
@@ -185,10 +177,32 @@ def _short(value: object) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
-def check_bytes(text: str) -> None:
-    """Refuse text that is not a size."""
-    if text != "M" and not _WRITTEN.fullmatch(text):
-        raise UserError(f"--bytes {text!r} is not a size: write M, a share as in 5%, or a size as in 250kB")
+class ShortColumns(NamedTuple):
+    """A matrix of which each column counts in a unit of its own.
+
+    Attributes:
+        counts: (D, C) int8 or int16.
+        units: (C,) float32.
+    """
+
+    counts: Tensor
+    units: Tensor
+
+    @classmethod
+    def of(cls, matrix: Tensor, kind: torch.dtype = torch.int16) -> "ShortColumns":
+        """Return `matrix` (D, C), each number rounded to whole units; the largest of a column is as many as fit."""
+        matrix, most = matrix.double(), torch.iinfo(kind).max
+        units = (matrix.abs().amax(0) / most).float()
+        counts = (matrix / torch.where(units > 0, units, 1)).round().clamp(-most, most)
+        return cls(counts.to(kind), units)
+
+    def matrix(self) -> Tensor:
+        """(D, C) float64."""
+        return self.counts.double() * self.units.double()
+
+    def plus(self, other: "ShortColumns") -> "ShortColumns":
+        """Return the sum of both, rounded again."""
+        return ShortColumns.of(self.matrix() + other.matrix())
 
 
 @dataclass(frozen=True)
@@ -239,25 +253,6 @@ class Room:
         return found
 
 
-def random_units(inputs: int, room: Room) -> RandomReLU:
-    """Random units of `inputs` numbers; the inputs are features, too, if they take half of them at most."""
-    width = room.features(each=4, fixed=8 * inputs)
-    return RandomReLU(inputs, width, direct=2 * inputs <= width)
-
-
-def fourier(inputs: int, bandwidth: float, room: Room) -> RandomFourier:
-    """Random cosines of `inputs` numbers; the inputs are features, too, if they take half of them at most."""
-    width = room.features(each=0, fixed=8 * inputs + 4)
-    return RandomFourier(inputs, width, bandwidth=bandwidth, direct=2 * inputs <= width)
-
-
-def patch_room(channels: int, size: int, pool: int, room: Room) -> int:
-    """Return D for features of patches with sides of at most `size` pixels."""
-    # A filter of the largest patches and its gain serve 2g² features, each of which has a scale.
-    together, filter_ = 2 * pool**2, channels * size**2 + 4
-    return room.features(each=4 + -(-filter_ // together), fixed=0, least=together, always=8 * channels)
-
-
 def frozen_network(network: nn.Module, shape: tuple[int, ...], room: Room) -> FrozenNetwork:
     """The features of a network as it is, and random units of these."""
     with torch.no_grad():
@@ -273,7 +268,7 @@ def frozen_network(network: nn.Module, shape: tuple[int, ...], room: Room) -> Fr
 
 
 def features_of(network: nn.Module) -> WholeFeatures:
-    """Return the features of a network that `FixedFeatures.network_with` made."""
+    """Return the features of a network that `FixedFeatures.own_network` made."""
     return cast(WholeFeatures, as_split(network).features)
 
 
@@ -333,6 +328,11 @@ class FixedFeatures(Method):
         return False
 
     @property
+    def adds_moments(self) -> bool:
+        """Whether the method has a pass for moments of all clients' patches."""
+        return False
+
+    @property
     def seeded(self) -> bool:
         """Whether features follow from the seed, so that nobody can choose them."""
         return self.dictionary == "seed"
@@ -342,8 +342,8 @@ class FixedFeatures(Method):
         """Whether the features are those of a finished run."""
         return self.features.startswith(PREFIX)
 
-    def check_features(self) -> None:
-        """Refuse unknown features, a budget that is none, and sizes of patches that are none."""
+    def __post_init__(self) -> None:
+        """The features must be known, and the budget and the sizes of patches must be such."""
         if self.features not in _FEATURES and not self.of_run:
             raise unknown("features", self.features, (*_FEATURES, "run:FOLDER"))
         if self.candidates > 1 and self.dictionary != "first":
@@ -352,7 +352,10 @@ class FixedFeatures(Method):
             )
         if not re.fullmatch(r"[1-9]\d?(,[1-9]\d?)*", self.patch):
             raise UserError(f"--patch {self.patch!r} is not a size of patches: write 6, or several as in 5,8")
-        check_bytes(self.bytes)
+        if self.bytes != "M" and not _WRITTEN.fullmatch(self.bytes):
+            raise UserError(f"--bytes {self.bytes!r} is not a size: write M, a share as in 5%, or a size as in 250kB")
+        if self.dictionary == "all" and not self.adds_moments:
+            raise UserError("--dictionary=all needs one more pass, which FedGram makes: choose first or seed")
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse an order that does not name the clients."""
@@ -372,35 +375,26 @@ class FixedFeatures(Method):
         if self.of_run:
             check_same_data(self.features, pretrained, dataset)
 
-    def refuse_without_patches(self, model: Size, more: Mapping[str, bool]) -> None:
-        """Refuse options for patches where the features have none.
+    def check_network(self, model: Size) -> None:
+        """Refuse options for patches where the features have none."""
+        all_, several = self.dictionary == "all", self.candidates > 1
+        options = {"--dictionary=all": all_, "--candidates": several, "--bilinear": self.bilinear}
+        given = [option for option, chosen in options.items() if chosen]
+        if given and not isinstance(features_of(model.network.module), PatchFeatures):
+            raise UserError(f"{given[0]} is for patches of images: leave it out")
 
-        Args:
-            model: knows the network.
-            more: further options for patches, and whether they were chosen.
-        """
-        if isinstance(features_of(model.network.module), PatchFeatures):
-            return
-        for option, given in {**more, "--candidates": self.candidates > 1, "--bilinear": self.bilinear}.items():
-            if given:
-                raise UserError(f"{option} is for patches of images: leave it out")
+    @abstractmethod
+    def told(self, width: int, classes: int, task: Task) -> int:
+        """Return the bytes of all that a client hands on about `width` features, without what is settled about them."""
 
-    def network_with(self, features: WholeFeatures, classes: int) -> nn.Module:
-        """Return the network of all parties: these features, which nobody trains, and a linear head."""
-        return SplitNetwork(features.requires_grad_(False), nn.Linear(features.width, classes))
-
-    def features_for(self, network: nn.Module, shape: tuple[int, ...], room: Room) -> WholeFeatures:
-        """Return as many features as there is room for, without values that depend on data.
-
-        Args:
-            network: what the user chose; it may be changed.
-            shape: of one sample.
-            room: what the clients may hand on.
-        """
-        made = self._features_for(network, shape, replace(room, seeded=self.seeded))
+    def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int, task: Task) -> nn.Module:
+        """Return a network of as many fixed features as there is room for, which nobody trains, and a linear head."""
+        model = sum(t.numel() * t.element_size() for t in network.state_dict().values())
+        room = Room(self.width, self.bytes, model, lambda width: self.told(width, classes, task), self.seeded)
+        features = self._features_for(network, shape, room)
         if self.seeded:
-            made.fix()
-        return made
+            features.fix()
+        return SplitNetwork(features.requires_grad_(False), nn.Linear(features.width, classes))
 
     def _features_for(self, network: nn.Module, shape: tuple[int, ...], room: Room) -> WholeFeatures:
         if self.of_run:
@@ -410,15 +404,21 @@ class FixedFeatures(Method):
         if self.features == "patches" or (self.features == "auto" and len(shape) == 3 and min(shape[1:]) >= _IMAGE):
             return self._patches(shape, room)
         inputs = torch.Size(shape).numel()
+        # The inputs are features, too, if they take half of them at most.
         if self.features == "fourier":
-            return fourier(inputs, self.bandwidth, room)
-        return random_units(inputs, room)
+            width = room.features(each=0, fixed=8 * inputs + 4)
+            return RandomFourier(inputs, width, bandwidth=self.bandwidth, direct=2 * inputs <= width)
+        width = room.features(each=4, fixed=8 * inputs)
+        return RandomReLU(inputs, width, direct=2 * inputs <= width)
 
     def _patches(self, shape: tuple[int, ...], room: Room) -> PatchFeatures:
         sizes = tuple(map(int, self.patch.split(",")))
+        # A filter of the largest patches and its gain serve 2g² features, each of which has a scale.
+        together, filter_ = 2 * self.pooling**2, shape[0] * max(sizes) ** 2 + 4
+        width = room.features(each=4 + -(-filter_ // together), fixed=0, least=together, always=8 * shape[0])
         return PatchFeatures(
             shape,
-            patch_room(shape[0], max(sizes), self.pooling, room),
+            width,
             sizes,
             pool=self.pooling,
             mirror=self.mirror == "always" or (self.mirror == "colour" and shape[0] > 1),
@@ -506,7 +506,7 @@ def with_rows(network: nn.Module, weight: Tensor, bias: Tensor) -> Weights:
     """Return `network` with a classifier of its features φ, as weights.
 
     Args:
-        network: `FixedFeatures.network_with`.
+        network: `FixedFeatures.own_network`.
         weight: (K, D).
         bias: (K,).
     """

@@ -7,7 +7,7 @@ from functools import reduce
 from typing import Annotated, Literal, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ekiden.authoring import (
     INITIAL,
@@ -28,8 +28,8 @@ from ekiden.data.tasks import Classification
 from ekiden.methods.exact.blocks import gaussian_heads as heads
 from ekiden.methods.exact.blocks.fixed_features import (
     FixedFeatures,
-    Room,
     Settled,
+    ShortColumns,
     features_of,
     labels_as_targets,
     with_rows,
@@ -43,7 +43,6 @@ from ekiden.methods.exact.fedkrylov.payloads import (
     Lapping,
     Multiplied,
     OpeningSums,
-    ShortColumns,
     WholeColumns,
     answer_step,
 )
@@ -84,22 +83,6 @@ class FedKrylov(FixedFeatures):
     mask"""
 
     traits = Traits(private=Kept, weighs=False)
-
-    def __post_init__(self) -> None:
-        """The features must be known and the budget must be one; there is no pass for moments of patches."""
-        self.check_features()
-        if self.dictionary == "all":
-            raise UserError("--dictionary=all needs one more pass, which FedGram makes: choose first or seed")
-
-    def check_network(self, model: Size) -> None:
-        """Refuse options for patches where the features have none."""
-        self.refuse_without_patches(model, {})
-
-    def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int, task: Task) -> nn.Module:
-        """Return a network of fixed features and a linear head."""
-        model = sum(t.numel() * t.element_size() for t in network.state_dict().values())
-        room = Room(self.width, self.bytes, model, lambda width: self._sums(width, classes, task))
-        return self.network_with(self.features_for(network, shape, room), classes)
 
     def start(self) -> Lapping:
         """Start without sums."""
@@ -226,8 +209,12 @@ class FedKrylov(FixedFeatures):
 
     def _counted(self, client: Client, subset: Subset) -> Tensor:
         """(n, K) float32, the targets; counted in steps if sums are whole."""
-        y = _targets(client, subset)
+        y = self._targets(client, subset)
         return (y * client.task.unit).round() if self.exact else y
+
+    def _targets(self, client: Client, subset: Subset) -> Tensor:
+        y = subset.y.to(client.unit().device)
+        return labels_as_targets(client.task, y, client.classes).float()
 
     def _held(self, client: Client, model: Weights, kept: Kept) -> HeldAnswers:
         """Return the sums over the client's validation samples."""
@@ -269,7 +256,7 @@ class FedKrylov(FixedFeatures):
 
     def _preconditioner(self, client: Client, model: Weights, chosen: Chosen, problem: Problem) -> Preconditioner:
         """Return the preconditioner from this client's samples, at most 8192 of them."""
-        phi, y = self._whole(client, model, chosen.settled), _targets(client, self.summed(client))
+        phi, y = self._whole(client, model, chosen.settled), self._targets(client, self.summed(client))
         if not len(phi):
             raise UserError(
                 f"{client.name} goes first, and has no class of {self.min_active} samples: let another client begin "
@@ -308,25 +295,19 @@ class FedKrylov(FixedFeatures):
         S is what is settled about the features, see FedGram. R is K - 1 for classes, else K, and at most D.
         """
         features = features_of(model.network.module)
-        sums = self._sums(features.width, model.layout.classes, model.task)
+        sums = self.told(features.width, model.layout.classes, model.task)
         return (clients - 1) * (sums + features.told_bytes())
 
-    def _sums(self, width: int, outputs: int, task: Task) -> int:
-        """Bytes of all that a client hands on, without what is settled about the features."""
-        r = _rank(task, outputs, width)
+    def told(self, width: int, classes: int, task: Task) -> int:
+        """Return the bytes of all that a client hands on, without what is settled about the features."""
+        r = _rank(task, classes, width)
         column = 8 * width if self.exact else 2 * width + 4
-        first = width + (outputs + 2) * column + 32 * outputs + 16
-        return first + sum(r * (width + column + 8 * (t * r + outputs + 1)) for t in range(1, self.laps))
+        first = width + (classes + 2) * column + 32 * classes + 16
+        return first + sum(r * (width + column + 8 * (t * r + classes + 1)) for t in range(1, self.laps))
 
 
 def _rank(task: Task, outputs: int, width: int) -> int:
-    """R, the directions of a lap: one for each output, but one-hot targets sum to 1, so one class follows from others.
-
-    Args:
-        task: what the labels mean.
-        outputs: K.
-        width: D.
-    """
+    """R, the directions of a lap: one for each output; one-hot targets sum to 1, so one class follows from others."""
     return max(1, min(width, outputs - isinstance(task, Classification)))
 
 
@@ -335,12 +316,6 @@ def _kept(client: Client) -> Kept:
     if kept is None:
         raise UserError(f"{client.name} does not have what it kept in the first lap: start the run again")
     return kept
-
-
-def _targets(client: Client, subset: Subset) -> Tensor:
-    """(n, K) float32."""
-    device = client.unit().device
-    return labels_as_targets(client.task, subset.y.to(device), client.classes).float()
 
 
 def _digest(tensors: Iterable[Tensor]) -> str:

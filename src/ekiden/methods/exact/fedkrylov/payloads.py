@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ekiden.authoring import Ref, State, UserError, Weights
-from ekiden.methods.exact.blocks.fixed_features import Settled
+from ekiden.methods.exact.blocks.fixed_features import Settled, ShortColumns
 
 _MOST = 2**15 - 1
 _OTHER = "the sums received are of other features: use the same method and data kind everywhere"
@@ -19,45 +19,6 @@ _SAMPLES = 2**53
 _TARGET = 2.0**20  # most |y|
 _MOST_DIRECTION = 127
 _ENTRY = 1e30  # more than any sum of these features
-
-
-class ShortColumns(NamedTuple):
-    """A matrix in 16 bits a number: each column counts in a unit of its own.
-
-    Attributes:
-        counts: (D, C) int16.
-        units: (C,) float32.
-    """
-
-    counts: Tensor
-    units: Tensor
-
-    @classmethod
-    def of(cls, matrix: Tensor) -> "ShortColumns":
-        """Return `matrix` (D, C), each number rounded by at most 1/65,000 of the largest one of its column."""
-        matrix = matrix.double()
-        units = (matrix.abs().amax(0) / _MOST).float()
-        counts = (matrix / torch.where(units > 0, units, 1)).round().clamp(-_MOST, _MOST)
-        return cls(counts.to(torch.int16), units)
-
-    def matrix(self) -> Tensor:
-        """(D, C) float64."""
-        return self.counts.double() * self.units.double()
-
-    def plus(self, other: "ShortColumns") -> "ShortColumns":
-        """Return the sum of both, rounded again."""
-        return ShortColumns.of(self.matrix() + other.matrix())
-
-    def checked(self, width: int, columns: int) -> "ShortColumns":
-        """Return these columns, which another party sent."""
-        fits = self.counts.shape == (width, columns) and self.units.shape == (columns,)
-        if not fits or (self.counts.dtype, self.units.dtype) != (torch.int16, torch.float32):
-            raise UserError(_OTHER)
-        if not bool((torch.isfinite(self.units) & (self.units >= 0)).all()):
-            raise UserError(_NOT_FINITE)
-        if bool((self.units > _ENTRY).any()) or bool((self.counts < -_MOST).any()):
-            raise UserError(_IMPOSSIBLE)
-        return self
 
 
 class WholeColumns(NamedTuple):
@@ -77,12 +38,6 @@ class WholeColumns(NamedTuple):
         """Return the sum of both."""
         return WholeColumns(self.values + other.values)
 
-    def checked(self, width: int, columns: int) -> "WholeColumns":
-        """Return these columns, which another party sent."""
-        if self.values.shape != (width, columns) or self.values.dtype != torch.int64:
-            raise UserError(_OTHER)
-        return self
-
 
 Columns = ShortColumns | WholeColumns
 
@@ -93,6 +48,22 @@ def _added(mine: Columns, other: Columns) -> Columns:
     if isinstance(mine, ShortColumns) and isinstance(other, ShortColumns):
         return mine.plus(other)
     raise UserError(_OTHER)
+
+
+def _checked(sums: Columns, width: int, columns: int) -> Tensor:
+    """Return the matrix of columns that another party sent."""
+    if isinstance(sums, WholeColumns):
+        if sums.values.shape != (width, columns) or sums.values.dtype != torch.int64:
+            raise UserError(_OTHER)
+        return sums.matrix()
+    fits = sums.counts.shape == (width, columns) and sums.units.shape == (columns,)
+    if not fits or (sums.counts.dtype, sums.units.dtype) != (torch.int16, torch.float32):
+        raise UserError(_OTHER)
+    if not bool((torch.isfinite(sums.units) & (sums.units >= 0)).all()):
+        raise UserError(_NOT_FINITE)
+    if bool((sums.units > _ENTRY).any()) or bool((sums.counts < -_MOST).any()):
+        raise UserError(_IMPOSSIBLE)
+    return sums.matrix()
 
 
 def answer_step(width: int) -> int:
@@ -197,7 +168,7 @@ class OpeningSums(NamedTuple):
             classes: whether targets are 0 or 1, and one of them is 1.
         """
         labels = self.labels.checked(outputs, self.sums, classes=classes)
-        n, matrix = float(labels.samples), self.sums.checked(width, outputs + 2).matrix()
+        n, matrix = float(labels.samples), _checked(self.sums, width, outputs + 2)
         most = torch.cat(
             [(n * labels.powers.cpu().double()).sqrt() * _REACH, torch.tensor([n * _REACH, n * _REACH**2])]
         )
@@ -243,7 +214,7 @@ class Multiplied(NamedTuple):
 
     def checked(self, own: "Multiplied") -> "Multiplied":
         """Return these sums, which another party sent."""
-        self.sums.checked(*own.sums.matrix().shape)
+        _checked(self.sums, *own.sums.matrix().shape)
         _check_doubles(tuple(self.held), tuple(tuple(t.shape) for t in own.held), own.sums)
         return self
 
