@@ -381,10 +381,9 @@ class PreparedRun:
         weights, personal = end.models
         metrics, ledger = tuple(end.trace.metrics), tuple(end.trace.ledger)
         models = weights, tuple(personal)
-        config = _as_stored(self.described)
-        return Result(
-            end.state, metrics, ledger, self.folder, self.test.build, config, lambda: models, lambda: self.data
-        )
+        config = json.loads(json.dumps(self.described))  # as it is read from a folder
+        build, data = self.test.build, self.data
+        return Result(end.state, metrics, ledger, self.folder, build, config, lambda: models, lambda: data)
 
 
 def as_method(method: Any, data: Any) -> Method:
@@ -465,9 +464,3 @@ def describe_own_network(setup: Setup) -> dict[str, Any]:
     module = setup.build()
     layers = re.sub(r" at 0x[0-9a-f]+", "", repr(module))
     return {"architecture": {"class": f"{type(module).__module__}:{type(module).__qualname__}", "layers": layers}}
-
-
-def _as_stored(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a configuration as it is read from a folder."""
-    found: Mapping[str, Any] = json.loads(json.dumps(config))
-    return found

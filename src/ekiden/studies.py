@@ -285,7 +285,8 @@ class _Results:
         found = []
         for seed, silos in self.divided.items():
             self.advance(f"{name}, seed {seed}", self.done)
-            at = None if self.place is None else self.place / f"{_slug(name)}-seed{seed}"
+            named = re.sub(r"[^\w.=+/-]+", "-", name)
+            at = None if self.place is None else self.place / f"{named}-seed{seed}"
             given = silos.for_tuning() if tune else silos
             found.append(run(one.method, given, training=one.training, seed=seed, folder=at, **self.options))
             self.done += 1
@@ -334,10 +335,6 @@ def _told(settings: Mapping[str, Any]) -> str:
 
 def _escaped(name: str) -> str:
     return name.replace("_", r"\_").replace("%", r"\%")
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^\w.=+/-]+", "-", name)
 
 
 def _pandas() -> Any:

@@ -512,6 +512,10 @@ def test_no_test_image_comes_out_of_a_run_whose_server_reads_models(most: int, l
             measure([model])
 
 
+def signed_hop(hop: custody.Hop, key: Path) -> custody.Record:
+    return custody.Record(hop, keys.sign(key, hop.text()))
+
+
 def test_the_result_is_measured_once_with_the_same_answer(tmp_path: Path) -> None:
     nodes, public = finished(tmp_path)
     (data,) = (d for node, d in nodes.log if node == 100 and unpack(d, Ask)[0].kind == "evaluate")
@@ -530,10 +534,8 @@ def test_the_result_is_measured_once_with_the_same_answer(tmp_path: Path) -> Non
     far(FedSeq(epochs=1), nodes, tmp_path / "again", public)
     foreign = (tmp_path / "again" / "custody.jsonl").read_text().splitlines()[2]
     hop_of_result = custody.parse(ask.records[0]).hop
-    forged = custody.record(
-        replace(hop_of_result, model=custody.digest(wire.chunks(other)), given=custody.digest(wire.chunks(other))),
-        lambda text: keys.sign(tmp_path / "client-0.key", text),
-    )
+    digest = custody.digest(wire.chunks(other))
+    forged = signed_hop(replace(hop_of_result, model=digest, given=digest), tmp_path / "client-0.key")
     for model, record in ((other, ask.records[0]), (hop, first), (result, foreign), (other, forged.line())):
         with pytest.raises(UserError, match="silos measure only the result"):
             attacker.measure(100, [model], step=3, records=(record,))
@@ -548,10 +550,8 @@ def test_a_last_silo_that_signs_two_results_gets_one_measured(tmp_path: Path) ->
     record = custody.parse((tmp_path / "run" / "custody.jsonl").read_text().splitlines()[2])
     model = wire.decode(given_in(nodes, 102, "2-0-train"), Weights)
     other = model.with_params(model.params * 2)
-    forged = custody.record(
-        replace(record.hop, model=custody.digest(wire.chunks(other))),
-        lambda text: keys.sign(tmp_path / "client-2.key", text),
-    )
+    hop = replace(record.hop, model=custody.digest(wire.chunks(other)))
+    forged = signed_hop(hop, tmp_path / "client-2.key")
     with pytest.raises(UserError, match="has measured the result of this run, and measures no other model"):
         Attacker(nodes, terms_in(nodes)).measure(100, [other], step=3, records=(forged.line(),))
 

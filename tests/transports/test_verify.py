@@ -319,9 +319,11 @@ def signed(made: Made, row: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """A record with changes, signed by its silo all the same."""
     if "tally" in row:
         tally = custody.parse_measured(json.dumps(row)).tally
-        return asdict(custody.measured(replace(tally, **changes), made.sign(tally.client)))
+        tally = replace(tally, **changes)
+        return asdict(custody.SignedTally(tally, made.sign(tally.client)(tally.text())))
     hop = custody.parse(json.dumps(row)).hop
-    return asdict(custody.record(replace(hop, **changes), made.sign(hop.client)))
+    hop = replace(hop, **changes)
+    return asdict(custody.Record(hop, made.sign(hop.client)(hop.text())))
 
 
 COUNTING = counting_of(Classification(), 10, full=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden.data.samples import FederatedData, Subset
-from ekiden.data.tasks import MultiLabel, Scores, Survival, Task
+from ekiden.data.tasks import Metric, MultiLabel, Scores, Survival, Task
 from ekiden.engine import subgroups, wire
 from ekiden.engine.counting import EXACT, counting_of
 from ekiden.engine.drive import Evaluator
@@ -152,7 +152,7 @@ class TestSet:
         if personal and model is not None:
             row |= {f"global_{name}": value for name, value in self._measured([self.scores(model)]).items()}
             row.pop("global_metric", None)
-        row |= self._spread(own)
+        row |= spread(torch.tensor([a for a in own if not isnan(a)], dtype=torch.float64), self.task.headline)
         if after_training := self._own(trained or {}):
             row["client_mean_trained"] = sum(after_training) / len(after_training)
         if personal:
@@ -229,19 +229,6 @@ class TestSet:
             value = sum(s.score() for s in each) / len(each)
             row |= {"metric": headline.name, headline.name: None if isnan(value) else value}
         return row
-
-    def _spread(self, own: Sequence[float]) -> dict[str, float]:
-        """Return mean, standard deviation, worst and worst decile over the clients whose headline metric is defined."""
-        known = torch.tensor([a for a in own if not isnan(a)], dtype=torch.float64)
-        if not len(known):
-            return {}
-        higher = self.task.headline.higher
-        return {
-            "client_mean": float(known.mean()),
-            "client_std": float(known.std(correction=0)),
-            "client_worst": float(known.min() if higher else known.max()),
-            "client_decile": float(known.quantile(0.1 if higher else 0.9)),
-        }
 
     def _everything(
         self, each: Sequence[Scores], served: Sequence[tuple[Scores, Tensor | None]], places: Tensor
@@ -381,6 +368,18 @@ class TestSet:
         """Return the same for each domain; empty if the data have none."""
         domain = self._data.dataset.test.domain
         return {} if domain is None else _grouped(scores, domain, self._data.dataset.domains, places)
+
+
+def spread(known: Tensor, metric: Metric) -> dict[str, float]:
+    """Return mean, standard deviation, worst and worst decile of a metric over clients, (n,); nothing for none."""
+    if not len(known):
+        return {}
+    return {
+        "client_mean": float(known.mean()),
+        "client_std": float(known.std(correction=0)),
+        "client_worst": float(known.min() if metric.higher else known.max()),
+        "client_decile": float(known.quantile(0.1 if metric.higher else 0.9)),
+    }
 
 
 def _loss(scores: Scores, rows: Tensor | None) -> float:

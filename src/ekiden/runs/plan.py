@@ -78,15 +78,9 @@ class Plan(Checked, Generic[M]):
 
     def federation(self, dataset: Dataset | None = None) -> FederatedData:
         """Return the data, divided among the clients. Pass `dataset` if the data are already loaded."""
-        data = self._with_metric(self._divided(dataset))
+        data = api.with_metric(self._divided(dataset), self.recipe.metric)
         data = data.without(*self.without.split(",")) if self.without else data
         return data.for_tuning() if self.tune else data
-
-    def _with_metric(self, data: FederatedData) -> FederatedData:
-        """Return the data with the headline metric that the plan names."""
-        task = replace(data.dataset.task, metric=self.recipe.metric) if self.recipe.metric else data.dataset.task
-        _ = task.headline  # raises if there is no such metric
-        return data.with_task(task) if self.recipe.metric else data
 
     def _divided(self, dataset: Dataset | None) -> FederatedData:
         if self.silos and (self.partition != "auto" or self.clients is not None):

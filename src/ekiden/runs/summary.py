@@ -22,7 +22,7 @@ from ekiden.base.errors import UserError, at, counted
 from ekiden.base.files import Damaged, read_regular
 from ekiden.base.settings import Hardware, Training
 from ekiden.data.samples import said_in
-from ekiden.data.tasks import Metric, Scores, Task, task_of
+from ekiden.data.tasks import Metric, Scores
 from ekiden.engine import evaluation
 from ekiden.engine.drive import told
 from ekiden.engine.folder import read_config, read_ledger, read_lines, settings_in
@@ -32,7 +32,7 @@ from ekiden.engine.wire import SERVER
 from ekiden.methods import known
 from ekiden.recipe import recipe_of
 from ekiden.results.coefficients import Coefficient
-from ekiden.results.result import coefficients_in, flat
+from ekiden.results.result import coefficients_in, flat, task_in
 from ekiden.runs.plan import in_memory
 from ekiden.training.private import condition
 
@@ -176,7 +176,8 @@ def comparison(summaries: Iterable[Summary]) -> Table:
     table = Table(title=f"{named} on the union of all clients' test data", title_justify="left")
     table.add_column("method")
     table.add_column("data")
-    known = one is not None and one.name == "accuracy" and any("majority" in run.last for run in _all(groups))
+    every = [run for group in groups.values() for run in group.values()]
+    known = one is not None and one.name == "accuracy" and any("majority" in run.last for run in every)
     for column in ("seeds", heading, *(("majority guess %",) * known), "bytes moved", "forward", "backward", "time"):
         table.add_column(column, justify="right")
     for group in groups.values():
@@ -198,10 +199,6 @@ def comparison(summaries: Iterable[Summary]) -> Table:
             duration(mean(s.seconds for s in done)),
         )
     return table
-
-
-def _all(groups: Mapping[str, Mapping[int, Summary]]) -> list[Summary]:
-    return [run for group in groups.values() for run in group.values()]
 
 
 def _majority(runs: Sequence[Summary]) -> str:
@@ -226,11 +223,6 @@ def divergence(run: Summary) -> str:
     guess = task.guess(task.outputs(run.config["classes"]))
     line = evaluation.divergence(run.last, guess, run.recipe["training"]["lr"])
     return f"{run.folder}: {line}" if line else ""
-
-
-def task_in(config: Mapping[str, Any]) -> Task:
-    """Return what the labels of a run mean."""
-    return task_of(config["task"])
 
 
 def headline(run: Summary) -> Metric:
@@ -449,12 +441,7 @@ def label(config: dict[str, Any]) -> str:
     name = outside.short(config["recipe"]["method"])
     told = [f"{k}={v}" for k, v in chosen.items()]
     name = f"{name} ({', '.join(told)})" if told else name
-    return f"{name}{_budget(config)}{_revised(config)}"
-
-
-def _revised(config: dict[str, Any]) -> str:
-    """Name the clients that left or joined since the original run."""
-    return "".join(f", {who} {_CHANGES[change]}" for change, who in revised(config))
+    return f"{name}{_budget(config)}" + "".join(f", {who} {_CHANGES[change]}" for change, who in revised(config))
 
 
 def revised(config: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from ekiden.base.errors import counted
 from ekiden.data.kinds import Table
 from ekiden.data.samples import said_in
 from ekiden.data.tasks import Classification, MultiLabel, Regression, Survival
+from ekiden.methods import known
 from ekiden.results.recalibration import recalibration_in
 from ekiden.results.result import LoadedModel, Result, flat, inputs_of, not_finished, task_in
 from ekiden.runs.summary import size, trained
@@ -97,13 +98,11 @@ network takes scaled samples. These two files contain no code.
 
 
 def _summary(result: Result) -> str:
-    config = result.config
-    last = _last(result)
-    method = config["recipe"]["method"]
-    text = (
-        f"Trained by `{outside.short(method)}` over {len(result.clients)} silos whose data stayed where they "
-        f"were. {_about(method)}"
-    )
+    last, method = _last(result), result.config["recipe"]["method"]
+    kind = known(method)
+    about = (inspect.getdoc(kind) or "").split("\n\n")[0].replace("\n", " ") if kind else ""
+    text = f"Trained by `{outside.short(method)}` over {len(result.clients)} silos whose data stayed where they were. "
+    text += about
     if result.headline in last:
         text += f" On the silos' test data: {result.headline} {last[result.headline]:.4f}."
     return text
@@ -174,14 +173,9 @@ def _communication(result: Result) -> list[str]:
     between = sum(row.bytes for row in moved if "server" not in (row.source, row.target))
     return [
         f"- {size(result.bytes)} in {counted(len(moved), 'transfer')}; {size(between)} of it from silo to silo.",
-        f"- One model is {size(config_bytes(result))}.",
+        f"- One model is {size(result.config['model_bytes'])}.",
         *([f"- Absent {counted(len(result.ledger) - len(moved), 'time')}."] if len(moved) < len(result.ledger) else []),
     ]
-
-
-def config_bytes(result: Result) -> int:
-    """Return the bytes of one model on the wire, without the header."""
-    return int(result.config["model_bytes"])
 
 
 def _measured(result: Result) -> list[str]:
@@ -283,13 +277,6 @@ def _privacy(config: Mapping[str, Any]) -> str:
 def _last(result: Result) -> Mapping[str, Any]:
     """Return the last row that was measured."""
     return next((row for row in reversed(result.metrics) if "loss" in row), {})
-
-
-def _about(method: str) -> str:
-    from ekiden.methods import known  # noqa: PLC0415
-
-    kind = known(method)
-    return (inspect.getdoc(kind) or "").split("\n\n")[0].replace("\n", " ") if kind else ""
 
 
 def _short(name: str) -> str:

@@ -77,11 +77,6 @@ def open_models(folder: Path, *, network: ModelSource | None = None) -> Result:
     return Result(run.method.start(), (), (), folder, run.build, run.config, run.models, run.data)
 
 
-def method_in(config: Mapping[str, Any]) -> Method:
-    """Return the method in the configuration of a run."""
-    return recipe_of(config["recipe"]).method
-
-
 @dataclass(frozen=True)
 class _Opened:
     """A run folder whose configuration was read.
@@ -103,7 +98,7 @@ class _Opened:
         config = read_config(folder)
         with at(str(folder)):
             outside.refuse_changed(said_in(config).get("code", {}))
-            method = method_in(config)
+            method = recipe_of(config["recipe"]).method
         shape, task = tuple(config["input"]["shape"]), task_in(config)
         outputs = task.outputs(config["classes"])
         made = of_method(_own(config, shape, outputs, network), method, shape, outputs, config["recipe"]["seed"], task)

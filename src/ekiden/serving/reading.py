@@ -184,7 +184,7 @@ class SampleReader:
                 x = self.inputs.encode(whole.taken(rows))
                 yield Batch([file] * len(x), rows.tolist(), x)
             return
-        for part in _parts(source, file, self.batch, self._wants()):
+        for part in _parts(source, file, self.batch, tuple(filter(None, [self.column or self.inputs.column]))):
             names = [f"{row_text(start + i)} of {file}" for i in range(part.num_rows)]
             if self.inputs.ragged and (lost := part.column(0).is_null().to_pylist()) and any(lost):
                 raise UserError(
@@ -195,28 +195,21 @@ class SampleReader:
             yield Batch([file] * len(x), list(range(start, start + len(x))), x)
             start += part.num_rows
 
-    def _wants(self) -> tuple[str, ...]:
-        """Return the columns of a table that are read."""
-        return tuple(filter(None, [self.column or self.inputs.column]))
-
     def _encoded(self, raw: Any, names: Sequence[str], notes: Notes) -> Tensor:
         """Return samples as tensors; if one cannot be encoded, the error names it."""
         try:
-            return self._fitting(self._encode(raw, notes), names)
+            return self._fitting(self.inputs.for_model(raw, self.shape, notes), names)
         except UserError:
             if not isinstance(raw, list):
                 raise
             for item, name in zip(raw, names, strict=True):
                 try:
-                    self._fitting(self._encode([item], Notes()), [name])
+                    self._fitting(self.inputs.for_model([item], self.shape, Notes()), [name])
                 except UserError as error:
                     if isinstance(item, Path):  # the message already names it
                         raise
                     raise UserError(f"{name} cannot be used: {error}") from None
             raise
-
-    def _encode(self, raw: Any, notes: Notes) -> Tensor:
-        return self.inputs.for_model(raw, self.shape, notes)
 
     def _fitting(self, x: Tensor, names: Sequence[str]) -> Tensor:
         if tuple(x.shape[1:]) != self.shape and not self.inputs.ragged:

@@ -148,7 +148,8 @@ def _again(
     folder = Path(out) if out else run.folder.with_name(f"{run.folder.resolve().name}-{suffix}")
     if folder.exists():
         raise UserError(f"{folder} exists already: delete it, or choose another folder by --out")
-    _check_data(run, held)
+    if different := data_differences(run.folder, held_by(held.clients)):
+        raise UserError(f"{', '.join(different)} differ from what {run.folder} was made with: put these data back")
     left_out = [c.name for c in held.clients if c.name not in clients]
     data, recipe = held.without(*left_out), replace(run.recipe, method=among(run.recipe.method, clients))
     _check_network(run, data, recipe, network)
@@ -156,12 +157,6 @@ def _again(
     if run.plan:
         return replace(run.plan, recipe=recipe, without=",".join(left_out)).run(folder, data, about=noted)
     return rerun(run.config, recipe, data, network, folder, config=noted)
-
-
-def _check_data(run: _Before, data: FederatedData) -> None:
-    """Refuse data that differ from the run's."""
-    if different := data_differences(run.folder, held_by(data.clients)):
-        raise UserError(f"{', '.join(different)} differ from what {run.folder} was made with: put these data back")
 
 
 def _check_network(run: _Before, data: FederatedData, recipe: Recipe[Method], network: ModelSource | None) -> None:

@@ -256,7 +256,9 @@ def parsed(content: str, name: str, budget: str, where: str) -> Experiment:
         if budget not in known:
             raise unknown("budget", budget, known)
         chosen = known[budget]
-        runs = _printed_seeds(values.get("printed_seeds"))
+        runs = values.get("printed_seeds")
+        if runs is not None and (type(runs) is not int or runs < 1):
+            raise UserError(f"printed_seeds must be a whole number, 1 or more, not {runs!r}")
         cells = tuple(_cell(default, columns, i, row, chosen, runs) for row in rows for i in range(len(columns)))
         _check_folders(cells)
         in_rows = any("method" in row for row in rows)
@@ -293,12 +295,6 @@ def _seeds(value: object) -> tuple[int, ...]:
     if len(set(value)) < len(value):
         raise UserError(f"seeds must differ from each other, not {value!r}")
     return tuple(value)
-
-
-def _printed_seeds(value: object) -> int | None:
-    if value is not None and (type(value) is not int or value < 1):
-        raise UserError(f"printed_seeds must be a whole number, 1 or more, not {value!r}")
-    return value
 
 
 def _paired(value: object, methods: Sequence[str]) -> tuple[str, ...]:

@@ -75,16 +75,12 @@ def flat(plan: Plan[Method]) -> dict[str, Any]:
     """Return what decides the results of a plan, by setting. Paths are reduced to names, see `portable`."""
     values: dict[str, Any] = portable(plan.to_json())
     values |= values.pop("recipe")
-    values["model"] = _last_part(values["model"])
+    if (model := values["model"]).startswith("hf:"):  # without its folder, a path looks like a hub's name
+        values["model"] = f"hf:{model.removeprefix('hf:').rpartition('/')[2]}"
     training, hyperparameters = values.pop("training"), values.pop("hyperparameters")
     values["precision"] = values.pop("hardware")["precision"]
     values |= training
     return values | dict(hyperparameters)
-
-
-def _last_part(model: str) -> str:
-    """Return the last part of a transformers network's name: without its folder, a path looks like a hub's name."""
-    return f"hf:{model.removeprefix('hf:').rpartition('/')[2]}" if model.startswith("hf:") else model
 
 
 def select(cells: Sequence[Cell], only: Sequence[str], without: Sequence[str] = ()) -> tuple[Cell, ...]:
@@ -240,17 +236,13 @@ def _reused(sweep: Sweep, paths: Sequence[Path]) -> dict[str, Summary]:
     """Return finished runs of other experiments that this one would repeat bit for bit, by this one's folder names."""
     found = {json.dumps(flat(written(s)), sort_keys=True): s for s in summaries(paths) if s.finished}
     same = [(run, found.get(json.dumps(flat(run.plan), sort_keys=True))) for run in sweep.runs()]
-    return {
-        run.folder.name: replace(s, config=s.config | {"sweep": _about(sweep, run) | {"of": _origin(s)}}, recorded=True)
-        for run, s in same
-        if s
-    }
-
-
-def _origin(run: Summary) -> str:
-    """Return the experiment that a run was made for."""
-    about = run.config.get("sweep", {})
-    return str(about.get("of") or about.get("experiment", ""))
+    reused = {}
+    for run, s in same:
+        if s:
+            made_for = s.config.get("sweep", {})
+            about = _about(sweep, run) | {"of": str(made_for.get("of") or made_for.get("experiment", ""))}
+            reused[run.folder.name] = replace(s, config=s.config | {"sweep": about}, recorded=True)
+    return reused
 
 
 def opened(folder: Path) -> Sweep:

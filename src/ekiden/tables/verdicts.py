@@ -9,7 +9,7 @@ from math import hypot, sqrt
 from statistics import mean, stdev
 from typing import Any
 
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from ekiden.engine.method import Method
@@ -231,10 +231,8 @@ def table(experiment: Experiment, results: Sequence[CellResult]) -> Table:
     known = [(r.cell, *names(r.cell, experiment)) for r in results if r.cell.plan]
     row_names = {cell.row: name for cell, name, _ in known}
     column_names = {cell.column: name for cell, _, name in known}
-    made = Table(title=Text(heading(experiment, results)), title_justify="left")
-    made.add_column("")
-    for column in columns:
-        made.add_column(Text(column_names.get(column, column)), justify="right")
+    heads = [Column(Text(column_names.get(column, column)), justify="right") for column in columns]
+    made = Table("", *heads, title=Text(heading(experiment, results)), title_justify="left")
     for row in rows:
         found = [by_place.get((row, column)) for column in columns]
         made.add_row(Text(row_names.get(row, row)), *(_text(r, places.get(r.cell.slug)) if r else "" for r in found))
@@ -244,9 +242,8 @@ def table(experiment: Experiment, results: Sequence[CellResult]) -> Table:
 def listing(experiment: Experiment, results: Sequence[CellResult]) -> Table:
     """Show the same with a line for each cell, for tables that are too wide."""
     places = ranks(experiment, results)
-    made = Table(title=Text(heading(experiment, results)), title_justify="left")
-    for name in ("row", "column", "ours", "seeds", "printed", "difference"):
-        made.add_column(name, justify="left" if name in ("row", "column") else "right")
+    numbers = (Column(name, justify="right") for name in ("ours", "seeds", "printed", "difference"))
+    made = Table("row", "column", *numbers, title=Text(heading(experiment, results)), title_justify="left")
     for r in results:
         value = _marked(ours(r), places.get(r.cell.slug)) if r.runs else Text("not run")
         difference = "" if r.difference is None else f"{r.difference:+.2f}"
@@ -427,11 +424,8 @@ def difference(ours: CellResult, other: CellResult, label: str, seeds: int) -> D
     theirs = _by_seed(other)
     points = tuple(value - theirs[seed] for seed, value in _by_seed(ours).items() if seed in theirs)
     pooled = other.cell.plan is not None and other.cell.plan.recipe.method.traits.pools_data
-    return (
-        Difference(points, label, len(points) == seeds, pooled)
-        if points and ours.cell.measured == other.cell.measured
-        else None
-    )
+    alike = points and ours.cell.measured == other.cell.measured
+    return Difference(points, label, len(points) == seeds, pooled) if alike else None
 
 
 def _contrast(experiment: Experiment, results: Sequence[CellResult], method: str) -> Contrast:

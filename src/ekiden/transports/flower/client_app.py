@@ -76,14 +76,21 @@ def _report() -> None:
 def run(arguments: list[str]) -> None:
     """Answer one message with Ekiden's app; ignore the app that came with it."""
     run_clientapp.install_from_fab = lambda *args, **kwargs: None
-    run_clientapp.get_load_client_app_fn = lambda *args, **kwargs: _own
+    run_clientapp.get_load_client_app_fn = lambda *args, **kwargs: lambda *fab: app
     sys.argv = ["flwr-clientapp", *arguments]
     flwr_clientapp()
 
 
 def serve(address: str, file: Path) -> None:
     """Fork a child for each request until the parent process ends."""
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    parent = os.getppid()
+
+    def end_with_parent() -> None:  # however that ends
+        while os.getppid() == parent:
+            threading.Event().wait(1)
+        os._exit(0)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(1)  # a pool of threads does not survive a fork; each task sets its own number
     try:
         hold(read(file))
@@ -124,17 +131,6 @@ def limit_memory(most: int) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         limit = 1024 * kib + most
         resource.setrlimit(resource.RLIMIT_DATA, (limit if hard < 0 else min(limit, hard), hard))
-
-
-def _end_with(parent: int) -> None:
-    """End when the parent ends, however that happens."""
-    while os.getppid() == parent:
-        threading.Event().wait(1)
-    os._exit(0)
-
-
-def _own(fab_id: str, fab_version: str, fab_hash: str) -> ClientApp:
-    return app
 
 
 if __name__ == "__main__":

@@ -141,9 +141,9 @@ def guarded(most: int = _CONNECTIONS, each: int = _EACH, seconds: float = _FIRST
             self.host = host
             connections[host] += 1
             super().connection_made(transport)
-            self.loop.call_later(seconds, self._expire)
+            self.loop.call_later(seconds, self.expire)
 
-        def _expire(self) -> None:
+        def expire(self) -> None:
             if self.cycle is None and not self.transport.is_closing():
                 self.transport.abort()
 

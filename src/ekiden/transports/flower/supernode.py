@@ -67,13 +67,10 @@ def command_of(file: SiloFile, security: Security) -> list[str]:
     command = [flower("flower-supernode"), "--superlink", file.link.address, *security.flags()]
     if file.link.key:
         command += ["--auth-supernode-private-key", str(file.beside(file.link.key))]
-    return [*command, "--port", str(file.link.port or _free_port()), "--node-config", f'silo="{file.path}"']
-
-
-def _free_port() -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        probe.bind(("127.0.0.1", 0))  # a free port
+        port = file.link.port or probe.getsockname()[1]
+    return [*command, "--port", str(port), "--node-config", f'silo="{file.path}"']
 
 
 @contextmanager

@@ -224,7 +224,8 @@ class Remote(Transport):
             self._missed(ref, missing)
             raise
         try:
-            plain = self._sealer.open(data, lock, ref.owner, self._sealed_as(ref), lock.step if lock else 0)
+            name = value_key(ref.key, self._absences if self._full else ())
+            plain = self._sealer.open(data, lock, ref.owner, name, lock.step if lock else 0)
             value = wire.decode(plain.data, payload_types(self._method, task)[1])
             check(value, self._network, whole=False)
             if ref.owner in self._held:
@@ -281,9 +282,6 @@ class Remote(Transport):
     def settle(self) -> None:
         """Let silos drop what only the state before needed; the next request tells them."""
         self._settled = (self._step, self._live)
-
-    def close(self) -> None:
-        """Release nothing: silos keep what a resumed run would ask for."""
 
     def evaluate(
         self, clients: Sequence[str], models: Sequence[Weights], results: int, counting: Counting, *, last: bool
@@ -362,9 +360,6 @@ class Remote(Transport):
             away = absent.__contains__
             self._planned = absent, outline(self._setup, self._agreed.clients, None, lambda *place: away(place))
         return self._planned[1]
-
-    def _sealed_as(self, ref: Ref[Any]) -> str:
-        return value_key(ref.key, self._absences if self._full else ())
 
     def _vouched(self) -> tuple[str, ...]:
         """Return their owners' signed word that models are the run's result; empty if silos measure others too."""

@@ -1,6 +1,6 @@
 """Check a run folder against what the silos signed: who trained on which values, in which order, to which model.
 
-The module `reported` checks what the folder reports (sizes, counts, accuracy).
+What the folder reports (sizes, counts, accuracy) is checked, too.
 """
 
 import json
@@ -389,7 +389,9 @@ def not_proven(
     if absent := [row for row in ledger if row.missing]:
         said = ", ".join(dict.fromkeys(f"{row.source} in step {row.step + 1}" for row in absent))
         yield Unproven(("ledger.jsonl",), ("missing",), f"absent, as the ledger says and nobody signs: {said}")
-    if signed.terms.skips and any(_away(signed, row.get("step")) for row in rows if "loss" in row):
+    measured: Counter[Any] = Counter(step for step, _ in {(tally.step, tally.client) for tally in signed.tallies})
+    everybody = len(signed.terms.clients)
+    if signed.terms.skips and any(measured[row.get("step")] < everybody for row in rows if "loss" in row):
         yield Unproven(("metrics.jsonl",), (), "silos that measured nothing, which nobody signs, count nothing")
 
 
@@ -417,10 +419,6 @@ def sizes_of(signed: Signed) -> Callable[[Any], int]:
     """Return a function that gives a value's size, as its owner signed it; 0 if nobody did."""
     found = {hop.ref: hop.size for hop in signed.hops}
     return lambda ref: found.get(ref, 0)
-
-
-def _away(signed: Signed, step: Any) -> bool:
-    return len({t.client for t in signed.tallies if t.step == step}) < len(signed.terms.clients)
 
 
 def _transfer(row: Transfer) -> str:
@@ -497,7 +495,10 @@ def verify(folder: Path, trusted: Mapping[str, str] | None = None) -> Verdict:
         result = _result(found, setup) if not problems else None
     wrong += check_metrics(rows, signed, ledger, marks, state.step, result, compute=plan is not None)
     wrong += _evaluations(folder, agreed, trusted)
-    unproven = [*_unended(state, ended=ended), *not_proven(rows, signed, ledger, result, known=plan is not None)]
+    unproven = [*not_proven(rows, signed, ledger, result, known=plan is not None)]
+    if not ended:
+        why = f"the run has not ended: {state.step} steps are done, and there is no result to check"
+        unproven.insert(0, Unproven((), (), why))
     return Verdict(signed.hops, tuple(wrong), tuple(unproven), ended and plan is not None)
 
 
@@ -672,12 +673,6 @@ def _result(found: Mapping[str, Weights], setup: Setup) -> ReportedModels:
     shared = found.get(_MODEL)
     parameters = len(shared.params) if shared is not None and setup.method.changes_network else None
     return ReportedModels(digests, int(shared is not None), consensus(personal) if personal else None, parameters)
-
-
-def _unended(state: State, *, ended: bool) -> Iterator[Unproven]:
-    if not ended:
-        why = f"the run has not ended: {state.step} steps are done, and there is no result to check"
-        yield Unproven((), (), why)
 
 
 def _name(hop: Hop) -> str:

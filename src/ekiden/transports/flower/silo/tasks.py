@@ -314,7 +314,7 @@ class SiloTasks:
             forward=outcome.work.forward,
             backward=outcome.work.backward,
         )
-        return custody.record(hop, self.run.sign).line()
+        return custody.Record(hop, self.run.sign(hop.text())).line()
 
     def _arguments(self, task: str, contents: Contents, own: Mapping[str, Encoded] | None = None) -> GivenArguments:
         """Return the task's arguments; `own` are values of this silo that are already loaded."""
@@ -386,7 +386,7 @@ def evaluate(run: Agreed, ask: Ask, body: memoryview) -> bytes:
     if run.terms.keys:
         place, result = (run.file.name, ask.step, ask.results), (tuple(digests), ask.last, custody.text_of(given))
         tally = Tally(run.terms.run, run.terms.digest, *place, *result, run.data)
-        record = custody.measured(tally, run.sign).line()
+        record = custody.SignedTally(tally, run.sign(tally.text())).line()
     return pack(Answer(run.file.name, record=record), (given,))
 
 

@@ -10,12 +10,13 @@ import json
 import secrets
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
+from ekiden.base.checks import made
 from ekiden.base.errors import UserError
 from ekiden.base.files import disk_error, write_once
 from ekiden.data.samples import ClientData
@@ -23,7 +24,6 @@ from ekiden.engine import wire
 from ekiden.engine.wire import Ref
 from ekiden.training.weights import Weights
 from ekiden.transports.flower.trust import keys
-from ekiden.transports.flower.trust.sealing import Sign
 
 T = TypeVar("T")
 FILE = "custody.jsonl"
@@ -184,35 +184,22 @@ class SignedTally:
         return bool(public) and keys.proves(public, self.tally.text(), self.signature)
 
 
-def record(hop: Hop, sign: Sign) -> Record:
-    """Sign `hop`."""
-    return Record(hop, sign(hop.text()))
-
-
-def measured(tally: Tally, sign: Sign) -> SignedTally:
-    """Sign `tally`."""
-    return SignedTally(tally, sign(tally.text()))
-
-
 def parse(line: str) -> Record:
     """Return the record of a task in a line."""
-    try:
-        hop, signature = _parts(line, "hop")
-        taken = tuple(_checked(Taken(**t)) for t in hop["taken"])
-        return Record(_checked(Hop(**{**hop, "taken": taken})), signature)
-    except _UNREADABLE as error:
-        raise _unreadable(error) from None
+    return _read(line, Record)
 
 
 def parse_measured(line: str) -> SignedTally:
     """Return the record of a measurement in a line."""
+    return _read(line, SignedTally)
+
+
+def _read(line: str, kind: type[T]) -> T:
     try:
-        tally, signature = _parts(line, "tally")
-        models = tuple(tally["models"])
-        if any(type(m) is not str for m in models):
-            raise TypeError
-        return SignedTally(_checked(Tally(**{**tally, "models": models})), signature)
-    except _UNREADABLE as error:
+        values = json.loads(line)
+        check_format(values, Path("a record of the chain of custody"))
+        return made(kind, values)
+    except (ValueError, AttributeError, RecursionError, UserError) as error:
         raise _unreadable(error) from None
 
 
@@ -289,28 +276,6 @@ def model_digest(value: Any, given: str) -> str:
         return given
     model = getattr(value, "model", None)
     return digest(wire.chunks(model)) if isinstance(model, Weights) else ""
-
-
-_UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
-_KINDS: dict[Any, tuple[type, ...]] = {str: (str,), int: (int,), float: (float, int), bool: (bool,)}
-
-
-def _parts(line: str, name: str) -> tuple[dict[str, Any], str]:
-    """Return what was signed, as plain values, and the signature."""
-    values = json.loads(line)
-    said, signature = values[name], values["signature"]
-    if set(values) != {name, "signature"} or type(signature) is not str or not isinstance(said, dict):
-        raise TypeError
-    check_format(values, Path("a record of the chain of custody"))
-    return said, signature
-
-
-def _checked(said: T) -> T:
-    """Return `said` if its plain values are of the declared types."""
-    for f in fields(said):  # type: ignore[arg-type]
-        if f.type in _KINDS and type(getattr(said, f.name)) not in _KINDS[f.type]:
-            raise TypeError
-    return said
 
 
 def _unreadable(error: Exception) -> UserError:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from math import isfinite
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from ekiden.transports.flower.trust import custody
 from ekiden.transports.flower.trust.sealing import Lock, Reader, Sealer
 
 T = TypeVar("T")
-Kind = Literal["hello", "task", "value", "evaluate", "status"]
 Absence = tuple[int, str]
 """a step, and a client that was missing in it"""
 _KEY = re.compile(r"\d{1,9}-\d{1,9}-\w{1,100}")

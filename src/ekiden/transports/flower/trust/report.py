@@ -17,6 +17,7 @@ from ekiden.base.modular import Masked
 from ekiden.data.tasks import Scores, Task
 from ekiden.engine import subgroups
 from ekiden.engine.counting import FIXED, Care, Counting, counting_of
+from ekiden.engine.evaluation import spread
 from ekiden.engine.figures import Figures, Wanted, figures
 from ekiden.engine.transport import opened
 from ekiden.transports.flower.trust.agreement import Agreement
@@ -226,12 +227,7 @@ def _over_silos(
     found["clients"] = each
     if sum(one.silos for one in own.values()) < reports:
         return found
-    return found | {
-        "client_mean": float(known.mean()),
-        "client_std": float(known.std(correction=0)),
-        "client_worst": float(known.min() if metric.higher else known.max()),
-        "client_decile": float(known.quantile(0.1 if metric.higher else 0.9)),
-    }
+    return found | spread(known, metric)
 
 
 def means_of(report: SiloReport, task: Task) -> dict[str, float]:
