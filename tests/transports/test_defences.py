@@ -81,7 +81,7 @@ DEFENCES = {
         "tests/transports/test_approval.py::test_an_approval_is_for_one_coordinator",
     ),
     "a known key is not replaced": (
-        f"{FLOWER}/silo/enrolment.py",
+        f"{FLOWER}/silo/silo_file.py",
         "and name not in replace:",
         "and not name:",
         "tests/transports/test_enrolment.py::test_a_coordinator_does_not_replace_a_key_that_a_silo_knows",

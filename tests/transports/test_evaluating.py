@@ -10,7 +10,7 @@ import pytest
 from ekiden.base.errors import UserError
 from ekiden.engine.method import Method
 from ekiden.methods import FedAvg, FedSeq
-from ekiden.transports.flower.coordinator.evaluating import EVALUATIONS, evaluate
+from ekiden.transports.flower.coordinator.session import EVALUATIONS, evaluate
 from ekiden.transports.flower.coordinator.verify import verify
 from ekiden.transports.flower.silo.silo import Silo
 from ekiden.transports.flower.trust import agreement as agreements

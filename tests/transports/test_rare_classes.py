@@ -23,8 +23,8 @@ from ekiden.methods import FedAvg, FedGram, FedSeq
 from ekiden.recipe import Recipe
 from ekiden.results.result import Result
 from ekiden.transports.flower.coordinator import session
-from ekiden.transports.flower.coordinator.evaluating import evaluate, terms_for
 from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
+from ekiden.transports.flower.coordinator.session import evaluate, terms_for
 from ekiden.transports.flower.silo.silo import Silo
 from ekiden.transports.flower.silo.silo_file import Held, read
 from ekiden.transports.flower.trust import agreement as agreements

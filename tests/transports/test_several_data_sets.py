@@ -10,8 +10,8 @@ from ekiden.base.errors import UserError
 from ekiden.methods import FedSeq
 from ekiden.recipe import Recipe
 from ekiden.transports.flower.coordinator import session
-from ekiden.transports.flower.coordinator.evaluating import evaluate
 from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
+from ekiden.transports.flower.coordinator.session import evaluate
 from ekiden.transports.flower.coordinator.verify import verify
 from ekiden.transports.flower.silo.silo import Silo
 from ekiden.transports.flower.silo.silo_file import read

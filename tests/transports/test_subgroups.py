@@ -9,7 +9,7 @@ import pytest
 
 from ekiden.base.errors import UserError
 from ekiden.methods import FedSeq
-from ekiden.transports.flower.coordinator.evaluating import EVALUATIONS, evaluate
+from ekiden.transports.flower.coordinator.session import EVALUATIONS, evaluate
 from ekiden.transports.flower.coordinator.verify import verify
 from ekiden.transports.flower.silo.silo import Silo
 from ekiden.transports.flower.silo.silo_file import Limits, read

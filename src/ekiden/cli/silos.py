@@ -29,11 +29,11 @@ from ekiden.transports.flower import commands, supernode
 from ekiden.transports.flower.commands import Security
 from ekiden.transports.flower.coordinator import federation as federations
 from ekiden.transports.flower.coordinator import remote_plan
-from ekiden.transports.flower.coordinator.evaluating import EVALUATIONS
 from ekiden.transports.flower.coordinator.remote_plan import RemotePlan, check, stored
+from ekiden.transports.flower.coordinator.session import EVALUATIONS
 from ekiden.transports.flower.coordinator.verify import terms as signed_terms
 from ekiden.transports.flower.coordinator.verify import verify as custody_of
-from ekiden.transports.flower.silo import approval, enrolment, participation, silo_file
+from ekiden.transports.flower.silo import approval, participation, silo_file
 from ekiden.transports.flower.silo.silo_file import Limits, SiloFile
 from ekiden.transports.flower.trust import keys, roster
 from ekiden.transports.flower.trust.agreement import check_name
@@ -190,7 +190,7 @@ class VerifyOptions:
 def init_silo(options: SiloInitOptions) -> None:
     """`ekiden silo init FOLDER --link HOST:PORT`."""
     name = options.name or options.folder.absolute().name
-    public = enrolment.make(options.folder, name, options.link, options.data, token_hex(16))
+    public = silo_file.make(options.folder, name, options.link, options.data, token_hex(16))
     say(f"private key: stays in {options.folder}\npublic key:  {public} goes to the coordinator")
     say(f"fingerprint: {keys.fingerprint(keys.read_public(public))} (tell the other silos by telephone)")
     say(f"with the coordinator's roster.json: ekiden silo join {options.folder / 'silo.toml'} roster.json")
@@ -198,7 +198,7 @@ def init_silo(options: SiloInitOptions) -> None:
 
 def join_roster(options: RosterOptions) -> None:
     """`ekiden silo join silo.toml roster.json`."""
-    told = enrolment.join(silo_file.read(options.file), roster.read(options.roster), options.replace)
+    told = silo_file.join(silo_file.read(options.file), roster.read(options.roster), options.replace)
     say("\n".join(told or ["nothing changed"]))
     if told:
         say("compare each fingerprint with its owner, by another way than the coordinator")

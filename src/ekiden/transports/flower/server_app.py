@@ -10,7 +10,7 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from ekiden.base.errors import UserError
-from ekiden.transports.flower.coordinator import evaluating, remote_plan, session
+from ekiden.transports.flower.coordinator import remote_plan, session
 from ekiden.transports.flower.coordinator.courier import Lost
 from ekiden.transports.flower.envelope import content, overhead, wrap
 from ekiden.transports.flower.trust.parcel import said
@@ -65,7 +65,7 @@ def main(grid: Grid, context: Context) -> None:
         if source:
             folder, validation = Path(str(config["folder"])), bool(config["validation"])
             about = (Path(source), plan.names, nodes, folder, public_keys, say)
-            evaluating.evaluate(*about, validation=validation, by=(str(config["by"]),))
+            session.evaluate(*about, validation=validation, by=(str(config["by"]),))
             return
         result = session.run(plan, nodes, Path(str(config["folder"])), public_keys, say, link=link)
     except UserError as error:

@@ -15,7 +15,7 @@ from typing import Annotated, Literal, TypeAlias
 from ekiden.base.checks import Checked, Range, made, plain, reading
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.files import write
-from ekiden.transports.flower.silo import enrolment, silo_file
+from ekiden.transports.flower.silo import silo_file
 from ekiden.transports.flower.trust import keys, roster
 from ekiden.transports.flower.trust.agreement import check_name
 from ekiden.transports.flower.trust.keys import make_certificates
@@ -104,10 +104,10 @@ def init(federation: Federation, public: Mapping[str, str], data: str) -> None:
         federation.keys.mkdir(parents=True)
         make_certificates(folder, federation.host)
         salt, here = token_hex(16), [name for name in federation.silos if name not in public]
-        made = {name: enrolment.make(federation.silo(name), name, federation.address, data, salt) for name in here}
+        made = {name: silo_file.make(federation.silo(name), name, federation.address, data, salt) for name in here}
         _store(federation, {**public, **{name: keys.read_public(path) for name, path in made.items()}})
         for name in here:
-            enrolment.join(silo_file.read(federation.silo(name) / "silo.toml"), roster.read(folder / roster.FILE))
+            silo_file.join(silo_file.read(federation.silo(name) / "silo.toml"), roster.read(folder / roster.FILE))
     except OSError as error:
         rmtree(folder, ignore_errors=True)
         raise UserError(f"cannot write {error.filename or folder}: {error.strerror}") from None

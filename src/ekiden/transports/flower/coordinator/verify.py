@@ -31,7 +31,7 @@ from ekiden.engine.wire import EVERYONE, Ref
 from ekiden.engine.worker import Setup
 from ekiden.training.weights import Weights
 from ekiden.transports.flower.coordinator.courier import Absent
-from ekiden.transports.flower.coordinator.evaluating import EVALUATIONS
+from ekiden.transports.flower.coordinator.session import EVALUATIONS
 from ekiden.transports.flower.trust import agreement as agreements
 from ekiden.transports.flower.trust import custody, keys
 from ekiden.transports.flower.trust.agreement import AGREEMENT, Agreement, no_samples
