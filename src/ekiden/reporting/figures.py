@@ -25,7 +25,9 @@ from ekiden.reporting.style import (
     Drawing,
     Missing,
     Value,
+    bare,
     blank,
+    cut,
     legend,
     line_style,
     shown,
@@ -34,6 +36,7 @@ from ekiden.reporting.tables import METRICS
 from ekiden.runs.summary import Summary, size
 
 Row = dict[str, Any]
+_Line = NDArray[np.float64]
 _MOST = 14  # most lines in one figure
 _LONGEST = 22  # most letters of a label
 _FRAME = "#e4572e"  # stands out from every colour of the map
@@ -126,14 +129,7 @@ def _draw(axis: Axis, number: int, groups: Sequence[Group]) -> Drawing | None:
     return Drawing(f"{axis.name}-{number}", axis.title, note, figure, header, rows)
 
 
-def _series(
-    axes: Any,
-    group: Group,
-    x: NDArray[np.float64],
-    y: NDArray[np.float64],
-    std: NDArray[np.float64],
-    logarithmic: bool,
-) -> None:
+def _series(axes: Any, group: Group, x: _Line, y: _Line, std: _Line, logarithmic: bool) -> None:
     """Draw one method as a line with a mark at its end, or as a line across the figure if it spent nothing."""
     style = line_style(group.place)
     if not x[-1] > 0:
@@ -168,9 +164,7 @@ def heat(
     low, high = limits or (float(np.nanmin(values)), float(np.nanmax(values)))
     mesh = axes.pcolormesh(np.ma.masked_invalid(values), cmap=HEAT, vmin=low, vmax=high or 1.0, edgecolors="none")
     axes.invert_yaxis()
-    axes.grid(False)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    bare(axes)
     _names(axes, rows, columns)
     axes.set(xlabel=labels[1], ylabel=labels[0])
     if written:
@@ -187,12 +181,11 @@ def heat(
 
 def _names(axes: Any, rows: Sequence[str], columns: Sequence[str]) -> None:
     """Write as many names as are readable."""
-    short = [name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…" for name in columns]
     across, down = (-(-len(names) // 40) for names in (columns, rows))
-    turned = 90 if max(map(len, short)) > 3 else 0
-    axes.set_xticks(np.arange(0, len(columns), across) + 0.5, short[::across], rotation=turned)
-    short = [name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…" for name in rows]
-    axes.set_yticks(np.arange(0, len(rows), down) + 0.5, short[::down])
+    left, under = ([cut(name, _LONGEST) for name in names] for names in (rows, columns))
+    turned = 90 if max(map(len, under)) > 3 else 0
+    axes.set_xticks(np.arange(0, len(columns), across) + 0.5, under[::across], rotation=turned)
+    axes.set_yticks(np.arange(0, len(rows), down) + 0.5, left[::down])
     axes.tick_params(length=0)
 
 
@@ -275,15 +268,14 @@ def forgetting(group: Group, number: int) -> Drawing | Missing | None:
     figure, axes = heat(values, down, order, unit=unit, limits=limits, labels=("after hop", "on the data of"))
     trained = [order.index(path[i]) for i, _ in rows]
     for place, column in enumerate(trained):
-        axes.add_patch(_frame(column, place))
+        frame = Rectangle((column + 0.06, place + 0.06), 0.88, 0.88, fill=False, edgecolor=_FRAME, linewidth=2)
+        axes.add_patch(frame)
     lost = lost_points(values if metric.higher else -values, trained) if len(rows) == len(path) else None
-    note = f"Seed {run.recipe['seed']}; {_named(metric, first=False)}. Framed: the client that has just trained. " + (
-        f"Mean forgetting: {lost:.1f} points."
-        if metric.share
-        else f"Mean forgetting: {lost:.4g}."
-        if lost is not None
-        else "Not every hop was measured."
-    )
+    note = f"Seed {run.recipe['seed']}; {_named(metric, first=False)}. Framed: the client that has just trained. "
+    if lost is None:
+        note += "Not every hop was measured."
+    else:
+        note += f"Mean forgetting: {f'{lost:.1f} points' if metric.share else f'{lost:.4g}'}."
     return Drawing(
         f"forgetting-{number}", group.name, note, figure, ["after hop", *order], matrix_rows(values, down, order)
     )
@@ -309,13 +301,8 @@ def distances(name: str, title: str, note: str, models: Sequence[NDArray[np.floa
     flat = np.stack(models).astype(np.float64)
     values = np.array([[float(np.linalg.norm(a - b)) for b in flat] for a in flat])
     largest = float(values.max())
-    figure, _ = heat(
-        values,
-        names,
-        names,
-        unit="‖difference‖",
-        form="{:.2f}" if largest < 10 else "{:.1f}" if largest < 100 else "{:.0f}",
-    )
+    form = "{:.2f}" if largest < 10 else "{:.1f}" if largest < 100 else "{:.0f}"
+    figure, _ = heat(values, names, names, unit="‖difference‖", form=form)
     return Drawing(name, title, note, figure, ["model", *names], matrix_rows(values, names, names))
 
 
@@ -332,10 +319,6 @@ def _named(metric: Metric, *, first: bool = True) -> str:
     """Return the metric's name for a sentence, capitalised if it is the first word."""
     name = f"{metric.name[0].upper()}{metric.name[1:]}" if first else metric.name
     return f"{name} in per cent" if metric.share else name
-
-
-def _frame(column: int, row: int) -> Rectangle:
-    return Rectangle((column + 0.06, row + 0.06), 0.88, 0.88, fill=False, edgecolor=_FRAME, linewidth=2)
 
 
 def ledger(group: Group, number: int) -> Drawing | Missing:
@@ -401,7 +384,7 @@ def _graph(parties: Sequence[str], sent: Counter[tuple[str, str]]) -> object:
         axes.text(
             x * 1.14,
             y * 1.14 - (0.2 if server else 0),
-            party if len(party) <= 16 else f"{party[:15]}…",
+            cut(party, 16),
             ha="center" if abs(x) < 0.3 else "left" if x > 0 else "right",
             va="center",
             color=INK,
@@ -409,9 +392,7 @@ def _graph(parties: Sequence[str], sent: Counter[tuple[str, str]]) -> object:
         )
     axes.set(xlim=(-1.8, 1.8), ylim=(-1.3, 1.3), xticks=[], yticks=[])
     axes.set_aspect("equal")
-    axes.grid(False)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    bare(axes)
     return figure
 
 

@@ -17,7 +17,7 @@ from ekiden.engine.setup import check_same_data
 from ekiden.engine.store import read_trained
 from ekiden.reporting.figures import distances
 from ekiden.reporting.runs import Group
-from ekiden.reporting.style import HEAT, MARKERS, SERIES, Drawing, Missing, Value, blank, legend, shown
+from ekiden.reporting.style import HEAT, MARKERS, SERIES, Drawing, Missing, Value, bare, blank, legend, shown
 from ekiden.results.result import ModelSource, Result
 from ekiden.runs.plan import TaskName, loaded, stored
 from ekiden.runs.summary import Summary
@@ -174,7 +174,7 @@ def surface(opened: Opened, corners: Sequence[Weights], others: Sequence[Weights
     if not side or float(v.norm()) < 1e-3 * side:
         raise UserError("the three models lie on one line")
     u, v = u / side, v / v.norm()
-    places = np.array([_place(m.params.double() - origin, u, v) for m in (*corners, *others)])
+    places = np.array([[float((m.params.double() - origin).dot(w)) for w in (u, v)] for m in (*corners, *others)])
     points, samples = _effort(opened, corners[0], own)
     rows = _rows(opened, samples)
     centre, reach = (places.max(0) + places.min(0)) / 2, 0.7 * float(np.ptp(places, axis=0).max())
@@ -215,10 +215,6 @@ def _rows(opened: Opened, most: int) -> Tensor:
     return torch.randperm(n, generator=torch.Generator().manual_seed(0))[:most].sort().values
 
 
-def _place(vector: Tensor, u: Tensor, v: Tensor) -> tuple[float, float]:
-    return float(vector.dot(u)), float(vector.dot(v))
-
-
 def _barycentric(corners: NDArray[np.float64], x: float, y: float) -> list[float]:
     """Return the weights of three corners at a point of their plane; negative ones become 0."""
     system = np.vstack([corners.T, np.ones(3)])
@@ -247,9 +243,7 @@ def features(group: Group, opened: Opened, number: int) -> list[Drawing | Missin
                 *places[here].T, s=15, color=colour, marker=marker, linewidths=0, alpha=0.85, label=shown(name)
             )
         axes.set(xticks=[], yticks=[])
-        axes.grid(False)
-        for spine in axes.spines.values():
-            spine.set_visible(False)
+        bare(axes)
         legend(figure, axes, markers=1.8)
         beyond = f"; the first {_MOST_CLASSES} of {len(names)}" if len(names) > _MOST_CLASSES else ""
         note = f"{len(rows)} test samples seen by {opened.whose}, marked by {kind}{beyond}."

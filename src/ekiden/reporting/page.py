@@ -77,7 +77,8 @@ def compose(found: Found, details: int, say: Say, opener: Opener) -> Iterator[Se
     yield _section("results", "Results", "Results", "", results(found))
     yield _section("cost", "Cost", "What it took", _COST, _each(found, lambda i, s, g: [costs(s, i, g)]))
     say("curves")
-    yield _section("curves", "Curves", "Accuracy against bytes, compute and steps", _CURVES, _each(found, _curves))
+    drawn = _each(found, lambda i, s, g: curves(i, g))
+    yield _section("curves", "Curves", "Accuracy against bytes, compute and steps", _CURVES, drawn)
     say("reading data and models")
     chosen = _details(found, details, opener)
     opened, closed = chosen.opened, chosen.closed
@@ -144,10 +145,6 @@ def _each(found: Found, make: Callable[[int, str, Sequence[Group]], Sequence[Ite
         yield from items
 
 
-def _curves(number: int, setting: str, groups: Sequence[Group]) -> Sequence[Item]:
-    return curves(number, groups)
-
-
 def _details(found: Found, most: int, opener: Opener) -> Details:
     """Open the first run of each method, setting by setting, as long as whole settings fit into `most`."""
     groups: list[Group] = []
@@ -161,13 +158,9 @@ def _details(found: Found, most: int, opener: Opener) -> Details:
         try:
             opened[group] = opener(group.first)
         except UserError as error:
-            closed.append(Missing(group.name, _elsewhere(group) or str(error)))
+            away = "run between machines: the data stayed there" if group.first.config.get("on") else ""
+            closed.append(Missing(group.name, away or str(error)))
     return Details(tuple(groups), opened, tuple(closed))
-
-
-def _elsewhere(group: Group) -> str:
-    """Say why the data of a run are not available here, if they never were."""
-    return "run between machines: the data stayed there" if group.first.config.get("on") else ""
 
 
 def _groups(found: Found, chosen: Details) -> Iterator[Item]:
@@ -343,8 +336,8 @@ def _view(item: Item, folder: Path) -> View:
     if isinstance(item, (Missing, Heading)):
         return View(type(item).__name__.lower(), item)
     if isinstance(item, Drawing):
-        published = publish(item, folder)
-        return View("figure", item, published.data, published.svg)
+        svg, numbers = publish(item, folder)
+        return View("figure", item, numbers, svg)
     header, rows = (
         item.csv() if isinstance(item, ResultTable) else (item.numbers or item.header, item.data or item.rows)
     )

@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -235,9 +235,10 @@ def _named(groups: Iterable[tuple[Summary, ...]], columns: set[str]) -> tuple[Gr
     places: dict[str, int] = {}
     for setting in dict.fromkeys(group.setting for group in bare):
         peers = [group for group in bare if group.setting == setting]
-        names = _unique([_name(group, peers, columns) for group in peers])
-        for group, name in zip(peers, names, strict=True):
-            named.append(replace(group, name=name, place=places.setdefault(name, len(places))))
+        names = [_name(group, peers, columns) for group in peers]
+        for i, (group, name) in enumerate(zip(peers, names, strict=True)):
+            told = f"{name} [{names[: i + 1].count(name)}]" if names.count(name) > 1 else name
+            named.append(replace(group, name=told, place=places.setdefault(told, len(places))))
     return tuple(named)
 
 
@@ -261,9 +262,3 @@ def _settings(group: Group) -> dict[str, Any]:
     config = group.first.config
     recipe = config["recipe"]
     return {**recipe["hyperparameters"], **recipe["training"], "dp": recipe.get("dp", ""), **_machine(config)}
-
-
-def _unique(names: Sequence[str]) -> Iterator[str]:
-    """Number the names that occur more than once."""
-    for i, name in enumerate(names):
-        yield f"{name} [{names[: i + 1].count(name)}]" if names.count(name) > 1 else name

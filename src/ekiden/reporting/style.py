@@ -100,21 +100,6 @@ class Missing:
     why: str
 
 
-@dataclass(frozen=True)
-class Inlined:
-    """A drawing as the page contains it.
-
-    Attributes:
-        drawing: the drawing.
-        svg: SVG in the colours of the page.
-        data: the numbers as a data URI.
-    """
-
-    drawing: Drawing
-    svg: str
-    data: str
-
-
 def look() -> AbstractContextManager[None]:
     """Return the style in which figures are drawn and published, as a context."""
     return mpl.rc_context(_RC)
@@ -127,6 +112,13 @@ def blank(width: float = 4.4, height: float = 3.2) -> tuple[Any, Any]:
     return figure, figure.add_subplot()
 
 
+def bare(axes: Any) -> None:
+    """Leave out grid and frame."""
+    axes.grid(False)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
 def line_style(i: int) -> dict[str, Any]:
     """Return colour, marker and stroke of the i-th series; each of the three tells series apart."""
     stroke = STROKES[i // len(SERIES) % len(STROKES)]
@@ -136,6 +128,11 @@ def line_style(i: int) -> dict[str, Any]:
 def shown(name: str) -> str:
     """Return a name as the label of a series. matplotlib omits labels that begin with an underscore from the legend."""
     return f"\u200b{name}" if name.startswith("_") else name
+
+
+def cut(name: str, most: int) -> str:
+    """Return a name with at most this many letters."""
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def legend(figure: Any, axes: Any, markers: float = 1.0) -> None:
@@ -157,8 +154,8 @@ def legend(figure: Any, axes: Any, markers: float = 1.0) -> None:
     )
 
 
-def publish(drawing: Drawing, folder: Path) -> Inlined:
-    """Write a drawing as PNG, SVG and CSV into `folder`, and return it for the page."""
+def publish(drawing: Drawing, folder: Path) -> tuple[str, str]:
+    """Write a drawing as PNG, SVG and CSV into `folder`; return for the page its SVG, and its numbers as an address."""
     text = io.StringIO()
     drawing.figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     drawing.figure.set_layout_engine("none")  # keep the layout of the SVG
@@ -167,7 +164,7 @@ def publish(drawing: Drawing, folder: Path) -> Inlined:
     (folder / "figures" / f"{drawing.name}.svg").write_text(svg, encoding="utf-8")
     table = as_csv(drawing.header, drawing.rows)
     (folder / "data" / f"{drawing.name}.csv").write_text(table, encoding="utf-8")
-    return Inlined(drawing, for_page(svg, drawing.name), data_uri(table))
+    return for_page(svg, drawing.name), data_uri(table)
 
 
 def for_page(svg: str, name: str) -> str:

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import MISSING, Field, dataclass, fields, replace
+from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -13,7 +13,7 @@ from ekiden.engine.method import Method
 from ekiden.reporting.runs import Found, Group
 from ekiden.reporting.style import Value
 from ekiden.runs.plan import Plan, stored
-from ekiden.runs.summary import Summary, duration, size
+from ekiden.runs.summary import Summary, duration, size, spread
 from ekiden.tables.experiment import Experiment, Published
 from ekiden.tables.verdicts import CellResult, Comparison, Contrast, contrasts, ranks, verdict
 
@@ -158,20 +158,13 @@ def costs(setting: str, number: int, groups: Sequence[Group]) -> PlainTable:
         shares = [group.values(key, group.shown.scale) for key in (metric.name, "client_mean", "client_worst")]
         work = [mean(group.values(key)) for key in ("bytes", "forward", "backward")]
         seconds = mean(run.seconds for run in group.runs)
-        shown = [spread(values) for values in shares]
+        shown = [spread(values) or "–" for values in shares]
         passes = [f"{w:,.0f}" for w in work[1:]]
         rows.append([group.name, str(len(group.runs)), *shown, size(work[0]), *passes, duration(seconds)])
         means = [mean(values) if values else None for values in shares]
         data.append([group.name, len(group.runs), *means, *work, seconds])
     numbers = ["method", "seeds", metric.name, "client_mean", "client_worst", "bytes", "forward", "backward", "seconds"]
     return PlainTable(f"cost-{number}", setting, "", [*header, "time"], rows, numbers, data)
-
-
-def spread(values: Sequence[float]) -> str:
-    """Return mean ± standard deviation."""
-    if not values:
-        return "–"
-    return f"{mean(values):.2f} ± {stdev(values):.2f}" if len(values) > 1 else f"{mean(values):.2f}"
 
 
 def _published(number: int, experiment: Experiment, done: Sequence[CellResult]) -> ResultTable:
@@ -192,7 +185,8 @@ def _published(number: int, experiment: Experiment, done: Sequence[CellResult]) 
                 verdict(result, experiment).split(":")[0] if cell.published else "",
             )
             if result.runs
-            else _absent(result)
+            else ("cannot be run" if cell.skip else "not run")
+            + (f"; published {cell.published.mean:.2f}" if cell.published else "")
         )
     rows = [(row, [entries.get((row, column), "") for column in experiment.columns]) for row in experiment.rows]
     scaled = sorted({str(s) for result in done for s in result.cell.scaled})
@@ -227,18 +221,6 @@ def _paired(name: str, contrast: Contrast) -> PlainTable:
     return PlainTable(name, contrast.title, note, contrast.header, contrast.rows, numbers, data)
 
 
-def _absent(result: CellResult) -> str:
-    """Return the text of a cell without a run."""
-    printed = f"; published {result.cell.published.mean:.2f}" if result.cell.published else ""
-    return f"{'cannot be run' if result.cell.skip else 'not run'}{printed}"
-
-
-def _guess(group: Group) -> str:
-    """Return the accuracy of always giving the commonest training label, in per cent; "" if it is not known."""
-    values = group.values("majority", 100)
-    return f"{mean(values):.2f}" if values else ""
-
-
 def _loose(number: int, groups: Sequence[Group]) -> ResultTable:
     """Return methods by data, in the order in which they first appear."""
     names, columns = (list(dict.fromkeys(getattr(g, part) for g in groups)) for part in ("name", "setting"))
@@ -252,16 +234,17 @@ def _loose(number: int, groups: Sequence[Group]) -> ResultTable:
             values = group.values(group.shown.name, group.shown.scale)
             ours = mean(group.values(group.shown.name))
             rank = order.index(ours) + 1 if ours in order and not group.yardstick and len(inside) > 1 else 0
-            spread_of = stdev(values) if len(values) > 1 else None
-            entry = Entry(mean(values), spread_of, len(values), metric=group.shown.name)
-            entries[group.name, column] = replace(entry, rank=rank)
+            std = stdev(values) if len(values) > 1 else None
+            entries[group.name, column] = Entry(mean(values), std, len(values), rank, group.shown.name)
     rows = [(name, [entries.get((name, column), "–") for column in columns]) for name in names]
     how = _HOW if all(g.shown.name == "accuracy" for g in groups) else _HEADLINE
-    guesses = {g.setting: _guess(g) for g in groups if g.shown.name == "accuracy" and _guess(g)}
-    guessed = (
-        f" Always giving the commonest class: {', '.join(f'{s} {v}' for s, v in guesses.items())}." if guesses else ""
-    )
-    note = f"{how} Best of a column bold, second underlined; methods that pool the data are not ranked.{guessed}"
+    note = f"{how} Best of a column bold, second underlined; methods that pool the data are not ranked."
+    known = {
+        g.setting: g.values("majority", 100) for g in groups if g.shown.name == "accuracy" and g.values("majority")
+    }
+    if known:
+        guesses = ", ".join(f"{setting} {mean(shares):.2f}" for setting, shares in known.items())
+        note += f" Always giving the commonest class: {guesses}."
     return ResultTable(f"results-{number}", "Runs" if number > 1 else "", columns, rows, [note])
 
 
@@ -285,14 +268,8 @@ def promises(found: Found) -> list[PlainTable]:
         for run in group.runs:
             if told := run.config.get("privacy"):
                 noise = max(one["noise"] for one in told["clients"].values())
-                numbers = (
-                    f"{told['epsilon']:.3g}",
-                    f"{told['delta']:g}",
-                    f"{told['clip']:g}",
-                    f"{noise:.3g}",
-                    str(told.get("honest", 1)),
-                )
-                rows.append([group.name, str(run.recipe["seed"]), *numbers])
+                bound = [f"{told['epsilon']:.3g}", f"{told['delta']:g}", f"{told['clip']:g}", f"{noise:.3g}"]
+                rows.append([group.name, str(run.recipe["seed"]), *bound, str(told.get("honest", 1))])
     note = (
         "Differential privacy of each training sample, for each silo and the whole run: ε at δ, the norm to which "
         "samples are clipped, the largest noise of a silo in this norm, and the number of silos that must add theirs."
@@ -309,9 +286,8 @@ def environments(found: Found) -> PlainTable:
             made.setdefault(_environment(run), []).append(f"{group.name} (seed {run.recipe['seed']})")
     rows = [[*environment, ", ".join(runs)] for environment, runs in made.items()]
     header = ["Ekiden", "Python", "torch", "platform", "cores", "GPU", "runs"]
-    return PlainTable(
-        "environments", "Environments", "What the runs were made on.", header, rows, texts=frozenset({3, 5, 6})
-    )
+    note = "What the runs were made on."
+    return PlainTable("environments", "Environments", note, header, rows, texts=frozenset({3, 5, 6}))
 
 
 def command(plan: Plan[Method]) -> str:

@@ -61,7 +61,12 @@ def coefficients(
     entering = [*terms(inputs, weight.shape[1]), Term("constant")]
     rows, first = torch.cat([weight, bias[:, None]], 1), 1 if family == "logistic" else 0
     samples, found = int(tensors["samples"]), []
-    own, scales = _own_units(entering), _scales(task, len(rows), family)
+    # what makes coefficients of columns in their own units of those of columns as they enter: (P, P)
+    own = torch.diag(torch.tensor([1 / term.scale for term in entering], dtype=torch.float64))
+    own[-1, :-1] = torch.tensor([-term.centre / term.scale for term in entering[:-1]], dtype=torch.float64)
+    scales = [(0.0, 1.0)] * len(rows)  # mean and standard deviation of each target
+    if isinstance(task, Regression) and family == "linear":
+        scales = list(zip(*(one * len(rows) if len(one) == 1 else one for one in (task.mean, task.std)), strict=True))
     for k, row in enumerate(rows[first:]):
         start = k * len(entering) if family == "logistic" else 0
         of = covariance[0 if family == "logistic" else k][start : start + len(entering), start : start + len(entering)]
@@ -87,18 +92,3 @@ def _coefficient(output: str, column: str, estimate: float, error: float, spread
     statistic = estimate / error
     p = 2 * float(spread.sf(abs(statistic)))
     return Coefficient(output, column, estimate, error, statistic, p, estimate - reach, estimate + reach)
-
-
-def _own_units(entering: Sequence[Term]) -> Tensor:
-    """Return (P, P), what makes coefficients of columns in their own units of those of columns as they enter."""
-    matrix = torch.diag(torch.tensor([1 / term.scale for term in entering], dtype=torch.float64))
-    matrix[-1, :-1] = torch.tensor([-term.centre / term.scale for term in entering[:-1]], dtype=torch.float64)
-    return matrix
-
-
-def _scales(task: Task, outputs: int, family: str) -> list[tuple[float, float]]:
-    """Return mean and standard deviation of each target."""
-    if not isinstance(task, Regression) or family != "linear":
-        return [(0.0, 1.0)] * outputs
-    means, stds = (one * outputs if len(one) == 1 else one for one in (task.mean, task.std))
-    return list(zip(means, stds, strict=True))

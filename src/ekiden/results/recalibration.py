@@ -85,12 +85,7 @@ class Recalibration(Checked):
 
     def write(self, folder: Path) -> None:
         """Put it into a run folder, in place of an earlier one."""
-        write(folder / FILE, [json.dumps(self.to_json(), indent=1).encode() + b"\n"])
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        found: dict[str, Any] = plain(self)
-        return found
+        write(folder / FILE, [json.dumps(plain(self), indent=1).encode() + b"\n"])
 
 
 def model_in(folder: Path) -> str:

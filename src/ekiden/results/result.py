@@ -421,11 +421,6 @@ class Result:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         return axes
 
-    @property
-    def _steps(self) -> int:
-        """The number of steps of the run; the configuration of runs between machines does not have it."""
-        return int(self.config["steps"])
-
     def __repr__(self) -> str:
         """Say in three or four lines what was run, how far it is, and its result."""
         last, config = (self.metrics[-1] if self.metrics else {}), self.config
@@ -439,7 +434,7 @@ class Result:
         lines = [
             f"{config['recipe']['method']} on {dataset}: {counted(len(self.clients), 'client')}, "
             f"{counted(len(config['classes']), 'class', 'classes')}",
-            f"step {self.state.step} of {self._steps}{measured}{diverged}",
+            f"step {self.state.step} of {config['steps']}{measured}{diverged}",
             f"{self.bytes:,} bytes moved in {counted(sum(not row.missing for row in self.ledger), 'transfer')}",
             *([f"run folder: {self.folder}"] if self.folder else []),
         ]
@@ -477,17 +472,10 @@ def flat(row: Row, clients: Sequence[str]) -> dict[str, Any]:
     """Return the numbers of a row of metrics by name: those of clients, and what the method noted, too."""
     numbers = {name: value for name, value in row.items() if isinstance(value, (int, float))}
     each, metric = zip(clients, row.get("clients", ()), strict=False), row.get("metric", "accuracy")
-    return numbers | {f"client_{metric}_{name}": value for name, value in each if value is not None} | _noted(row)
-
-
-def _noted(row: Row) -> dict[str, float]:
-    """Return what the method noted in a step, by its name and the client's."""
-    found: dict[str, float | None] = {}
+    found = {f"client_{metric}_{name}": value for name, value in each}
     for name, value in row.get("notes", {}).items():
-        found |= (
-            {f"{name} {client}": one for client, one in value.items()} if isinstance(value, dict) else {name: value}
-        )
-    return {name: value for name, value in found.items() if value is not None}
+        found |= {f"{name} {key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}
+    return numbers | {name: value for name, value in found.items() if value is not None}
 
 
 def _setup(build: Built, config: Mapping[str, Any], dataset: Dataset) -> Setup:

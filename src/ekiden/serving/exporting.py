@@ -479,7 +479,7 @@ def about(model: LoadedModel, *, named: bool) -> dict[str, Any]:
         "takes": takes(model, named=named),
         "normalisation": {"mean": list(model.mean), "std": list(model.std), "inside": True},
         "outputs": {"regression": "values", "survival": "log hazards"}.get(model.task.kind, "logits"),
-        **({"recalibration": {"inside": True, **model.recalibration.to_json()}} if model.recalibration else {}),
+        **({"recalibration": {"inside": True, **plain(model.recalibration)}} if model.recalibration else {}),
     }
 
 
