@@ -14,7 +14,7 @@ from ekiden import UserError
 from ekiden.data.augment import normalise
 from ekiden.data.sources import NAMED
 from ekiden.models import patches
-from ekiden.models.patches import Dictionary, Patches, blank, filters_of, from_images, width_of
+from ekiden.models.patches import Dictionary, Patches, Pooling, blank, filters_of, from_images, width_of
 
 
 def images(n: int, *shape: int, seed: int = 0) -> Tensor:
@@ -115,7 +115,7 @@ def test_features_are_those_of_plain_loops(
     bilinear: bool,
 ) -> None:
     made = [dictionary(shape, 5, size) for size in sizes]
-    module = Patches(shape, made, pool=pool, mirror=mirror, threshold=threshold, root=root, bilinear=bilinear)
+    module = Patches(shape, made, Pooling(pool, mirror, threshold, root, bilinear))
     x = images(11, *shape)
     wanted = by_loops(x, made, pool, mirror, threshold, root, nearby if bilinear else within)
     assert wanted.any(1).sum() == 10  # all but the flat image
@@ -136,7 +136,7 @@ def test_features_are_those_of_plain_loops(
 def test_bilinear_weights_by_hand() -> None:
     """Of 4 positions centres are at 0.5 and 2.5: halfway between them a position counts half in both."""
     assert nearby(5, 2).tolist() == [[4, 4, 2, 0, 0], [0, 0, 2, 4, 4]]
-    module = Patches((1, 6, 6), [dictionary((1, 6, 6), 1, 2)], bilinear=True)
+    module = Patches((1, 6, 6), [dictionary((1, 6, 6), 1, 2)], Pooling(bilinear=True))
     (bank,) = module._banks()
     assert bank.rows.tolist() == [[4, 4, 2, 0, 0], [0, 0, 2, 4, 4]]
     assert bank.area.tolist() == [[100, 100], [100, 100]]
@@ -146,9 +146,10 @@ def test_a_response_by_hand() -> None:
     """One patch of 2x2 pixels 0 0 / 0 40 has σ² = 300; q·x = 2·40 and 80/√310 = 4.54 is rounded to 5."""
     q = torch.tensor([[[[-1, 0], [-1, 2]]]], dtype=torch.int8)
     x = torch.tensor([[[[0, 0], [0, 40]]]], dtype=torch.uint8)
-    module = Patches((1, 2, 2), [Dictionary(q, torch.tensor([8.0]))], pool=1, mirror=False, threshold=0.25, root=False)
+    dictionary = Dictionary(q, torch.tensor([8.0]))
+    module = Patches((1, 2, 2), [dictionary], Pooling(1, mirror=False, threshold=0.25, root=False))
     assert module.sums(x).tolist() == [[3.0, 0.0]]  # 5 - 8·0.25
-    mirrored = Patches((1, 2, 2), [Dictionary(q, torch.tensor([8.0]))], pool=1, threshold=0.25, root=False)
+    mirrored = Patches((1, 2, 2), [dictionary], Pooling(1, threshold=0.25, root=False))
     assert mirrored.sums(x).tolist() == [[3.0, 0.0]]  # -40/√310 = -2.27, whose size is no more than 2
     assert mirrored.sums(255 - x).tolist() == [[0.0, 3.0]]
 
@@ -158,7 +159,7 @@ def test_a_response_by_hand() -> None:
 def test_bits_do_not_depend_on_batches_blocks_or_threads(
     shape: tuple[int, ...], bilinear: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = Patches(shape, [dictionary(shape, 10, 6), dictionary(shape, 3, 5)], bilinear=bilinear)
+    module = Patches(shape, [dictionary(shape, 10, 6), dictionary(shape, 3, 5)], Pooling(bilinear=bilinear))
     x = images(21, *shape)
     whole = module.sums(x)
     assert torch.equal(torch.cat([module.sums(part) for part in torch.split(x, 1)]), whole)
@@ -183,7 +184,8 @@ def test_bits_are_those_of_double_precision() -> None:
     x[2] = images(3, *shape)[0]
     made = [Dictionary(q, torch.ones(2))]
     assert np.array_equal(
-        Patches(shape, made, threshold=0.25, root=False).sums(x).numpy(), by_loops(x, made, 2, True, 0.25, False)
+        Patches(shape, made, Pooling(threshold=0.25, root=False)).sums(x).numpy(),
+        by_loops(x, made, 2, True, 0.25, False),
     )
 
 
@@ -197,7 +199,7 @@ def test_roots_are_rounded_right() -> None:
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 64, 48)])
 def test_no_sum_of_bilinear_pooling_can_be_rounded(shape: tuple[int, ...]) -> None:
     """Even of the largest responses that filters of int8 can have, of an image and its mirror image."""
-    (bank,) = Patches(shape, [dictionary(shape, 2, 6)], bilinear=True)._banks()
+    (bank,) = Patches(shape, [dictionary(shape, 2, 6)], Pooling(bilinear=True))._banks()
     assert 2 * 127 * shape[0] * 36 * bank.unit * float(bank.area.max()) <= 2**24
 
 
@@ -238,9 +240,9 @@ def test_a_mirror_image_has_the_same_features_on_the_other_side() -> None:
     """Averaging makes an image and its mirror image equal."""
     shape = (3, 13, 14)
     x = images(5, *shape)
-    module = Patches(shape, [dictionary(shape, 5, 6)], root=False)
+    module = Patches(shape, [dictionary(shape, 5, 6)], Pooling(root=False))
     assert torch.equal(module.sums(x), module.sums(x.flip(3)))
-    plain = Patches(shape, [dictionary(shape, 5, 6)], mirror=False, root=False)
+    plain = Patches(shape, [dictionary(shape, 5, 6)], Pooling(mirror=False, root=False))
     assert not torch.equal(plain.sums(x), plain.sums(x.flip(3)))
     assert torch.equal(plain.sums(x) + plain.sums(x.flip(3)), module.sums(x))
 
@@ -263,7 +265,7 @@ def test_width_and_filters() -> None:
     assert [filters_of(d) for d in (8, 336, 343, 2401)] == [1, 42, 42, 300]
     assert all(filters_of(width_of(f, g), g) == f for f in (1, 42) for g in (1, 2, 3))
     shape = (3, 12, 12)
-    assert Patches(shape, [dictionary(shape, 5, 6)], pool=3).width == width_of(5, 3) == 90
+    assert Patches(shape, [dictionary(shape, 5, 6)], Pooling(3)).width == width_of(5, 3) == 90
     with pytest.raises(UserError, match="one filter gives 8"):
         filters_of(7)
 
@@ -278,7 +280,7 @@ def test_width_and_filters() -> None:
 )
 def test_what_does_not_fit_is_refused(shape: tuple[int, ...], made: list[Dictionary], pool: int, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        Patches(shape, made, pool=pool)
+        Patches(shape, made, Pooling(pool))
 
 
 def test_rounded_products_are_refused() -> None:

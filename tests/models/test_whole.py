@@ -128,7 +128,7 @@ def images(n: int = 40, channels: int = 3, seed: int = 2) -> Tensor:
 
 
 def patches(channels: int = 3, width: int = 50, sizes: tuple[int, ...] = (3, 5)) -> PatchFeatures:
-    return PatchFeatures((channels, 12, 12), width, sizes, pool=2, mirror=True, threshold=0.5, root=True)
+    return PatchFeatures((channels, 12, 12), width, sizes)
 
 
 @pytest.mark.parametrize(("mean", "std"), [((0.0,), (1.0,)), ((0.49, 0.48, 0.45), (0.2, 0.25, 0.3))])
@@ -169,7 +169,7 @@ def test_filters_that_would_not_be_exact_are_refused() -> None:
     for told in ((filters, -gain, mean, std, scale), (filters, gain, mean, 0 * std, scale)):
         with pytest.raises(UserError, match="not positive"):
             features.adopt(told)
-    wide = PatchFeatures((4, 12, 12), 8, (11,), pool=2, mirror=True, threshold=0.5, root=True)
+    wide = PatchFeatures((4, 12, 12), 8, (11,))
     loud = torch.full((4 * 121,), 127, dtype=torch.int8)
     loud[::2] = -127
     with pytest.raises(UserError, match="too large for exact sums"):

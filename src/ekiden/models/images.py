@@ -145,12 +145,8 @@ def cnn_ma_echo(shape: tuple[int, ...], classes: int) -> SplitNetwork:
     channels, *sides = shape
     layers: list[nn.Module] = []
     for inputs, outputs in ((channels, 64), (64, 128), (128, 256)):
-        layers += [
-            nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
-            nn.ReLU(),
-            nn.Dropout(0.2),
-            MaxPool(),
-        ]
+        conv = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+        layers += [conv, nn.ReLU(), nn.Dropout(0.2), MaxPool()]
     features = nn.Sequential(
         *layers,
         nn.Flatten(),
@@ -247,19 +243,11 @@ def vgg11(shape: tuple[int, ...], classes: int) -> SplitNetwork:
     """
     layers: list[nn.Module] = []
     inputs = shape[0]
-    for outputs, pool in (
-        (64, True),
-        (128, True),
-        (256, False),
-        (256, True),
-        (512, False),
-        (512, True),
-        (512, False),
-        (512, True),
-    ):
-        conv = HeConv2d(inputs, outputs, 3, padding=1)
-        layers += [conv, MaxPool(), nn.ReLU()] if pool else [conv, nn.ReLU()]
-        inputs = outputs
+    for outputs, convolutions in ((64, 1), (128, 1), (256, 2), (512, 2), (512, 2)):
+        for _ in range(convolutions):
+            layers += [HeConv2d(inputs, outputs, 3, padding=1), nn.ReLU()]
+            inputs = outputs
+        layers.insert(-1, MaxPool())
     features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     return SplitNetwork(features, nn.Linear(512, classes))
 
@@ -313,9 +301,6 @@ def cnn_signal(shape: tuple[int, ...], classes: int) -> SplitNetwork:
     """Three 1-D convolutions of 32, 64 and 64 with group normalisation, the mean over time; any length works."""
     layers: list[nn.Module] = [Channels()]
     for inputs, outputs, kernel in ((shape[0] if len(shape) == 2 else 1, 32, 7), (32, 64, 5), (64, 64, 3)):
-        layers += [
-            nn.Conv1d(inputs, outputs, kernel, stride=2, padding=kernel // 2),
-            nn.GroupNorm(8, outputs),
-            nn.ReLU(),
-        ]
+        conv = nn.Conv1d(inputs, outputs, kernel, stride=2, padding=kernel // 2)
+        layers += [conv, nn.GroupNorm(8, outputs), nn.ReLU()]
     return SplitNetwork(nn.Sequential(*layers, nn.AdaptiveAvgPool1d(1), nn.Flatten()), nn.Linear(64, classes))

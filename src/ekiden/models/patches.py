@@ -1,6 +1,7 @@
 """Features of image patches: small integers that are the same on every machine; and how their filters are chosen."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from math import ceil, erf, exp, isqrt, log2, pi, sqrt
 from typing import NamedTuple
@@ -246,6 +247,28 @@ def chosen(features: Tensor, targets: Tensor, count: int) -> Tensor:
     return torch.tensor(found)
 
 
+@dataclass(frozen=True)
+class Pooling:
+    """How responses become features.
+
+    Attributes:
+        pool: g; responses are pooled in g x g regions.
+        mirror: average with the features of the mirror image.
+        threshold: t, of the soft threshold.
+        root: take the square root of the pooled responses.
+        bilinear: let regions overlap, and positions near their centres count more.
+    """
+
+    pool: int = 2
+    mirror: bool = True
+    threshold: float = 0.5
+    root: bool = True
+    bilinear: bool = False
+
+
+USUAL_POOLING = Pooling()
+
+
 class Patches(nn.Module):
     """Pooled responses, of both signs, of images and their mirror images to a dictionary of patches.
 
@@ -277,33 +300,24 @@ class Patches(nn.Module):
         self,
         shape: tuple[int, ...],
         dictionaries: Sequence[Dictionary],
+        how: Pooling = USUAL_POOLING,
         *,
         mean: Sequence[float] = (0.0,),
         std: Sequence[float] = (1.0,),
-        pool: int = 2,
-        mirror: bool = True,
-        threshold: float = 0.5,
-        root: bool = True,
-        bilinear: bool = False,
     ) -> None:
         """Prepare for images of `shape`.
 
         Args:
             shape: (C, H, W).
             dictionaries: one for each patch size.
+            how: responses become features.
             mean: one number, or one per channel, that was subtracted from inputs scaled to [0, 1].
             std: one number, or one per channel, that they were divided by.
-            pool: g; responses are pooled in g x g regions.
-            mirror: average with the features of the mirror image.
-            threshold: t, of the soft threshold.
-            root: take the square root of the pooled responses.
-            bilinear: let regions overlap, and positions near their centres count more.
         """
         super().__init__()
         if len(shape) != 3:
             raise UserError(f"patch features need images (channels, height, width), these samples have shape {shape}")
-        self.shape, self.pool, self.mirror, self.threshold, self.root = shape, pool, mirror, threshold, root
-        self.bilinear = bilinear
+        self.shape, self.how, pool = shape, how, how.pool
         channels, height, width = shape
         self._sizes: list[tuple[int, int]] = []  # F, p
         for filters, _ in dictionaries:
@@ -351,22 +365,22 @@ class Patches(nn.Module):
                 pixels = block.permute(1, 2, 3, 0).contiguous()  # images last: all sums run over them
                 pooled = [self._pooled(pixels, bank) for bank in banks]
                 out[start : start + _BLOCK] = torch.cat([part.flatten(0, 3) for part in pooled]).T
-        return out.double().sqrt_().float() if self.root else out  # a double's root rounds right, see the tests
+        return out.double().sqrt_().float() if self.how.root else out  # a double's root rounds right, see the tests
 
     def usual_sums(self, gain: Tensor) -> Tensor:
         """(D,) what `sums` gives on average for whitened responses that are normal; `gain` (F,) of the filters."""
-        t = self.threshold
+        t = self.how.threshold
         above = exp(-t * t / 2) / sqrt(2 * pi) - t * (1 - erf(t / sqrt(2))) / 2  # E max(z - t, 0)
         parts, first = [], 0
         for count, size in self._sizes:
             rows, columns = (self._regions(side - size + 1) for side in self.shape[1:])
             area = rows.sum(1)[:, None] * columns.sum(1)
             unit = _unit(self.shape[0] * size**2, int(area.max()))
-            each = gain[first : first + count, None, None, None] * (above * unit * (1 + self.mirror))
+            each = gain[first : first + count, None, None, None] * (above * unit * (1 + self.how.mirror))
             parts.append((each * area).expand(count, 2, *area.shape).flatten())
             first += count
         found = torch.cat(parts).clamp(min=1)
-        return found.double().sqrt().float() if self.root else found
+        return found.double().sqrt().float() if self.how.root else found
 
     def bytes(self, x: Tensor) -> Tensor:
         """Float32 bytes 0 to 255 of normalised inputs, the nearest of what is beyond; bytes stay as they are."""
@@ -385,22 +399,22 @@ class Patches(nn.Module):
             area = rows.sum(1)[:, None] * columns.sum(1)
             unit = _unit(depth, int(area.max()))
             most = LEVELS * depth * unit  # no response is larger
-            thresholds = (self.gain[first : first + count] * (self.threshold * unit)).round_().clamp_(max=most)
+            thresholds = (self.gain[first : first + count] * (self.how.threshold * unit)).round_().clamp_(max=most)
             q = q.permute(0, 3, 2, 1)  # columns, rows, channels
-            parts = _halves(q) if self.mirror else (q.flatten(1),)
+            parts = _halves(q) if self.how.mirror else (q.flatten(1),)
             yield _Bank(size, parts, thresholds[:, None], unit, rows, columns, area)
             first, start = first + count, start + count * depth
 
     def _regions(self, positions: int) -> Tensor:
         """(pool, positions) how much each position counts."""
-        return (_bilinear if self.bilinear else _regions)(positions, self.pool)
+        return (_bilinear if self.how.bilinear else _regions)(positions, self.how.pool)
 
     def _pooled(self, pixels: Tensor, bank: "_Bank") -> Tensor:
         """(F, 2, g, g, b) sums of max(v - T, 0) and max(-v - T, 0) over regions, pixels (C, H, W, b)."""
         inverse = _inverse_contrast(pixels, bank.size)
-        (height, width, b), g = inverse.shape, self.pool
+        (height, width, b), g = inverse.shape, self.how.pool
         inverse = (inverse * bank.unit).float().view(-1)
-        read = _folded(pixels, bank.size) if self.mirror else (_unfolded(pixels, bank.size),)
+        read = _folded(pixels, bank.size) if self.how.mirror else (_unfolded(pixels, bank.size),)
         faces, count = len(read), len(bank.thresholds)
         out = pixels.new_empty(count, 2, g, g, b)
         step = max(1, _CHUNK // (faces * len(inverse)))
@@ -413,7 +427,7 @@ class Patches(nn.Module):
                 clip(v, bound, out=spare)
                 lines = bank.rows @ spare.view(-1, height, width * b)
                 sums = (bank.columns @ lines.view(-1, width, b)).view(*shape, g, g, b)
-                if self.mirror:  # the second is from right to left
+                if self.how.mirror:  # the second is from right to left
                     torch.add(sums[0], sums[1].flip(2), out=out[chunk, sign])
                 else:
                     out[chunk, sign] = sums[0]
@@ -426,7 +440,7 @@ class Patches(nn.Module):
         for part, pixels, product in zip(parts, read, products, strict=True):
             torch.mm(part, pixels, out=product)
         room = torch.empty_like(products)
-        if not self.mirror:
+        if not self.how.mirror:
             return products, room
         even, odd = products
         torch.add(even, odd, out=room[0])

@@ -9,9 +9,9 @@ from ekiden.data.kinds import Table, Tokens
 from ekiden.models.split import SplitNetwork
 
 _WIDEST = 16  # width of an embedding in the MLP
-_WIDTH, _HEADS, _BLOCKS = 32, 4, 2  # width of the transformer
+_COLUMN = 32  # width of a column's token
 _FAR = 5.0  # standard deviations; numbers beyond are outliers that would dominate the first layer
-_WIDTH = 64
+_WIDTH = 64  # of a text's token
 
 
 class Row(nn.Module):
@@ -56,12 +56,12 @@ class TableTransformerFeatures(nn.Module):
 
     def __init__(self, table: Table) -> None:
         super().__init__()
-        self.row = Row(table, [_WIDTH] * len(table.categorical))
-        self.weight = nn.Parameter(torch.randn(table.numbers, _WIDTH) / sqrt(_WIDTH))
-        self.bias = nn.Parameter(torch.zeros(table.numbers, _WIDTH))
-        self.gather = nn.Parameter(torch.randn(1, 1, _WIDTH) / sqrt(_WIDTH))
-        self.blocks = Blocks(_WIDTH, _HEADS, _BLOCKS)
-        self.norm = nn.LayerNorm(_WIDTH)
+        self.row = Row(table, [_COLUMN] * len(table.categorical))
+        self.weight = nn.Parameter(torch.randn(table.numbers, _COLUMN) / sqrt(_COLUMN))
+        self.bias = nn.Parameter(torch.zeros(table.numbers, _COLUMN))
+        self.gather = nn.Parameter(torch.randn(1, 1, _COLUMN) / sqrt(_COLUMN))
+        self.blocks = Blocks(_COLUMN, 4, 2)
+        self.norm = nn.LayerNorm(_COLUMN)
 
     def _get_name(self) -> str:
         return "TransformerFeatures"  # in the digests of run folders, which hold the network's description
@@ -101,7 +101,7 @@ def table_mlp(table: Table, classes: int) -> SplitNetwork:
 
 def table_transformer(table: Table, classes: int) -> SplitNetwork:
     """Two blocks of attention over the columns, like FT-Transformer."""
-    return SplitNetwork(TableTransformerFeatures(table), nn.Linear(_WIDTH, classes))
+    return SplitNetwork(TableTransformerFeatures(table), nn.Linear(_COLUMN, classes))
 
 
 class MeanFeatures(nn.Module):

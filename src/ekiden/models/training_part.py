@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import MethodType
 
-import torch
 from torch import nn
 
 from ekiden.base.errors import UserError
@@ -83,7 +82,10 @@ def freeze(module: nn.Module, part: Part) -> nn.Module:
     chosen: list[nn.Module] = [head]
     module.requires_grad_(False)
     if isinstance(part, int):
-        found = blocks(_features(module, head))
+        features = getattr(module, "features", None)
+        if not isinstance(features, nn.Module):
+            features = nn.ModuleList(child for child in module.children() if child is not head)
+        found = blocks(features)
         if part > len(found):
             raise UserError(f"--train last:{part}: the network has {len(found)} blocks before its head: choose fewer")
         chosen += [member for block in found[-part:] for member in block]
@@ -106,8 +108,7 @@ def blocks(features: nn.Module) -> list[list[nn.Module]]:
         features = inner[0]
     found: list[list[nn.Module]] = []
     for child in _children(features):
-        vectors = all(p.dim() < 2 for p in child.parameters())
-        if vectors and found:
+        if found and all(p.dim() < 2 for p in child.parameters()):
             found[-1].append(child)
         else:
             found.append([child])
@@ -132,13 +133,6 @@ def _head(module: nn.Module) -> nn.Module:
             "`self.head = nn.Linear(84, 10)`"
         )
     return head
-
-
-def _features(module: nn.Module, head: nn.Module) -> nn.Module:
-    features = getattr(module, "features", None)
-    if isinstance(features, nn.Module):
-        return features
-    return nn.ModuleList(child for child in module.children() if child is not head)
 
 
 def _adapt(module: nn.Module, head: nn.Module, part: Adapters) -> None:
@@ -191,6 +185,5 @@ def _adaptable(module: nn.Module) -> bool:
 
 
 def _zero(layer: nn.Module) -> None:
-    with torch.no_grad():
-        for tensor in layer.parameters():
-            tensor.zero_()
+    for tensor in layer.parameters():
+        nn.init.zeros_(tensor)

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from ekiden.base.errors import UserError
 from ekiden.base.sums import LARGEST
 from ekiden.models.patches import (
+    USUAL_POOLING,
     Dictionary,
     Patches,
     PatchSums,
+    Pooling,
     blank,
     chosen,
     filters_of,
@@ -86,6 +88,9 @@ class WholeFeatures(nn.Module, ABC):
             if not bool(torch.isfinite(values).all()):
                 raise UserError("the features received hold values that are not finite: refused")
             self.get_buffer(name).copy_(values)
+        for name in ("scale", "gain", "std"):
+            if name in self.settled and not bool((self.get_buffer(name) > 0).all()):
+                raise UserError(f"the features received have a {name} that is not positive: refused")
 
     def told_bytes(self) -> int:
         """Bytes of `tell()`."""
@@ -122,13 +127,6 @@ class OfVectors(WholeFeatures):
         spread = torch.where(spread > 1e-3 * spread.mean(), spread, spread.mean().clamp(min=1e-6))
         self.get_buffer("centre").copy_(rows.mean(0))
         self.get_buffer("scale").copy_(LARGEST / SPREAD / spread)
-
-    def adopt(self, told: Sequence[Tensor]) -> None:
-        """Take over scales."""
-        super().adopt(told)
-        for name in {"scale", "gain"} & self.settled.keys():
-            if not bool((self.get_buffer(name) > 0).all()):
-                raise UserError(f"the features received have a {name} that is not positive: refused")
 
     def whole(self, x: Tensor) -> Tensor:
         """The standardised inputs u (b, d), cut off at -127 and 127."""
@@ -250,10 +248,7 @@ class PatchFeatures(WholeFeatures):
 
     settled: Mapping[str, torch.dtype] = {
         "filters": torch.int8,
-        "gain": torch.float32,
-        "mean": torch.float32,
-        "std": torch.float32,
-        "scale": torch.float32,
+        **dict.fromkeys(("gain", "mean", "std", "scale"), torch.float32),
     }
     variance: ClassVar[int] = 2**12
     """A little more than the largest variance of a number from 0 to 127."""
@@ -263,12 +258,8 @@ class PatchFeatures(WholeFeatures):
         shape: tuple[int, ...],
         width: int,
         sizes: Sequence[int],
+        how: Pooling = USUAL_POOLING,
         *,
-        pool: int,
-        mirror: bool,
-        threshold: float,
-        root: bool,
-        bilinear: bool = False,
         candidates: int = 1,
     ) -> None:
         """Prepare for images of `shape`.
@@ -277,29 +268,16 @@ class PatchFeatures(WholeFeatures):
             shape: (C, H, W).
             width: as many features as this or a few less.
             sizes: p, sides of patches in pixels; each gets as many of the filters.
-            pool: see `Patches`.
-            mirror: see `Patches`.
-            threshold: see `Patches`.
-            root: see `Patches`.
-            bilinear: see `Patches`.
+            how: responses become features.
             candidates: how many patches are drawn for each filter, if the settling client knows its labels; fewer for
                 many filters, so that their features are 8192 at most.
         """
         super().__init__()
-        filters, channels = filters_of(width, pool), shape[0]
+        filters, channels = filters_of(width, how.pool), shape[0]
         counts = [len(range(i, filters, len(sizes))) for i in range(len(sizes))]
         self.sizes = tuple(zip(counts, sizes, strict=True))
-        self.patches = Patches(
-            shape,
-            blank(channels, counts, sizes),
-            mean=(0.0,) * channels,
-            std=(1.0,) * channels,
-            pool=pool,
-            mirror=mirror,
-            threshold=threshold,
-            root=root,
-            bilinear=bilinear,
-        )
+        dictionaries = blank(channels, counts, sizes)
+        self.patches = Patches(shape, dictionaries, how, mean=(0.0,) * channels, std=(1.0,) * channels)
         self.candidates = candidates
         self.width = self.patches.width
         self.seed = torch.initial_seed()  # the run's, where its network is made
@@ -321,9 +299,6 @@ class PatchFeatures(WholeFeatures):
             filters = part.view(count, -1)
             if bool((filters.sum(1) != 0).any()) or float(filters.abs().sum(1).max()) * 2 * 255 > EXACT:
                 raise UserError("the filters received do not sum to zero, or are too large for exact sums: refused")
-        for name in ("gain", "std", "scale"):
-            if not bool((self.get_buffer(name) > 0).all()):
-                raise UserError(f"the features received have a {name} that is not positive: refused")
 
     def settle(
         self,
@@ -380,24 +355,13 @@ class PatchFeatures(WholeFeatures):
     ) -> Dictionary:
         """Filters of one size, all that are drawn or the best of them."""
         count, size = part
-        p = self.patches
-        each = 2 * p.pool**2
+        each = 2 * self.patches.how.pool**2
         drawn = max(count, min(self.candidates * count, _MOST_CANDIDATES // each))
         of = from_images(images, drawn, draw, size)
         if targets is None or drawn == count:
             return of
         mean, std = (self.get_buffer(name).flatten().tolist() for name in ("mean", "std"))
-        answers = Patches(
-            p.shape,
-            [of],
-            mean=mean,
-            std=std,
-            pool=p.pool,
-            mirror=p.mirror,
-            threshold=p.threshold,
-            root=p.root,
-            bilinear=p.bilinear,
-        ).to(x.device)
+        answers = Patches(self.patches.shape, [of], self.patches.how, mean=mean, std=std).to(x.device)
         best = chosen(answers.sums(x).view(len(x), drawn, each).cpu(), targets.cpu(), count)
         return Dictionary(of.filters[best], of.gain[best])
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden._version import __version__
+from ekiden.base.checks import plain
 from ekiden.base.errors import DataWarning, UserError, unknown
 from ekiden.base.files import disk_error, safetensors_chunks, write
 from ekiden.data.kinds import Images, Table, Tokens, to_json

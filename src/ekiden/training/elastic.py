@@ -80,10 +80,8 @@ class Elastic(nn.Module):
     def forms(self) -> list[Form]:
         """Return the parts of the layers' matrices."""
         units = [1, *self.widths.tolist()]
-        return [
-            Form(layer.weight[0].numel() // n, layer.bias is not None)
-            for layer, n in zip(self.layers, units, strict=True)
-        ]
+        each = zip(self.layers, units, strict=True)
+        return [Form(layer.weight[0].numel() // n, layer.bias is not None) for layer, n in each]
 
     def sizes(self, widths: Sequence[int]) -> list[int]:
         """Return the number of parameters of each layer if the hidden layers have these widths."""

@@ -336,15 +336,13 @@ class _Run:
         Running statistics stay those of the first pass.
         """
         network = self.bench.network
-        params, buffers, counters = network.params.clone(), network.buffers.clone(), network.counters.clone()
+        before = network.weights()
         scale = self.bench.training.rho / (network.grad.norm() + 1e-12)
         network.params.add_(network.grad * scale)
         for generator, state in zip(_generators(self.bench.feed.device), draws, strict=True):
             generator.set_state(state)
         self._gradient(objective, x, y, answers)
-        network.params.copy_(params)
-        network.buffers.copy_(buffers)
-        network.counters.copy_(counters)
+        network.load(before)
 
     def _average(self) -> None:
         network = self.bench.network
@@ -397,10 +395,7 @@ class _Run:
         if journal is None or now - self.saved_at < share * took:
             return
         numbers = [epoch, self.step, self.averaged, self.work.forward, self.work.backward]
-        tensors = {
-            "numbers": torch.tensor(numbers),
-            "accuracy": torch.tensor(self.score, dtype=torch.float64),
-        }
+        tensors = {"numbers": torch.tensor(numbers), "accuracy": torch.tensor(self.score, dtype=torch.float64)}
         tensors |= {f"penalty.{name}": value for name, value in self.progress.items()}
         if last:
             tensors |= vars(self.result())

@@ -164,12 +164,7 @@ class Draw:
         found: Whole = y[~(negative & (y == 0))]
         return found
 
-    def _exp(
-        self,
-        ones: Whole,
-        part: Whole,
-        of: int,
-    ) -> Flags:
+    def _exp(self, ones: Whole, part: Whole, of: int) -> Flags:
         """Return True with probability exp(-(ones + part/of)), for each (Algorithm 1)."""
         found = self._exp_of_part(part, of)
         left = np.where(found, ones, 0)

@@ -168,7 +168,7 @@ class Layer:
     def matrix(self, params: Tensor) -> Tensor:
         """Return a copy as (out, `inputs`): one row per output, the bias as last column."""
         rows = self.weight.of(params).flatten(1)
-        return rows.clone() if self.bias is None else _append(rows, self.bias.of(params))
+        return rows.clone() if self.bias is None else torch.cat([rows, self.bias.of(params)[:, None]], 1)
 
     def put(self, params: Tensor, matrix: Tensor) -> None:
         """The reverse of `matrix`, in place."""
@@ -244,9 +244,3 @@ def _parts(tensors: Iterable[Tensor], names: dict[int, str]) -> dict[int, Tensor
         parts[id(tensor)] = TensorPart(names[id(tensor)], tuple(tensor.shape), start)
         start += tensor.numel()
     return parts
-
-
-def _append(rows: Tensor, column: Tensor) -> Tensor:
-    extended = rows.new_empty(rows.shape[0], rows.shape[1] + 1)
-    extended[:, :-1], extended[:, -1] = rows, column
-    return extended

@@ -35,7 +35,7 @@ from ekiden.data.samples import Dataset, Subset
 from ekiden.data.tasks import Classification, Need
 from ekiden.engine.federation import in_order
 from ekiden.engine.folder import read_config, tensors_digest
-from ekiden.models.patches import PatchSums
+from ekiden.models.patches import PatchSums, Pooling
 from ekiden.models.split import SplitNetwork, as_split
 from ekiden.models.whole_features import FrozenNetwork, PatchFeatures, RandomFourier, RandomReLU, WholeFeatures
 from ekiden.training import frozen
@@ -416,17 +416,9 @@ class FixedFeatures(Method):
         # A filter of the largest patches and its gain serve 2g² features, each of which has a scale.
         together, filter_ = 2 * self.pooling**2, shape[0] * max(sizes) ** 2 + 4
         width = room.features(each=4 + -(-filter_ // together), fixed=0, least=together, always=8 * shape[0])
-        return PatchFeatures(
-            shape,
-            width,
-            sizes,
-            pool=self.pooling,
-            mirror=self.mirror == "always" or (self.mirror == "colour" and shape[0] > 1),
-            threshold=self.soft_threshold,
-            root=self.root,
-            bilinear=self.bilinear,
-            candidates=self.candidates,
-        )
+        mirror = self.mirror == "always" or (self.mirror == "colour" and shape[0] > 1)
+        how = Pooling(self.pooling, mirror, self.soft_threshold, self.root, self.bilinear)
+        return PatchFeatures(shape, width, sizes, how, candidates=self.candidates)
 
     def settled_by(self, client: Client, model: Weights, moments: Sequence[PatchSums] | None = None) -> WholeFeatures:
         """Return features that are settled from some of the client's samples.
