@@ -62,11 +62,7 @@ def safetensors_chunks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str
     offset = 0
     for name, tensor in tensors.items():
         end = offset + tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, end],
-        }
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end
     yield _framed(header)
     for tensor in tensors.values():

@@ -12,27 +12,7 @@ from typing import Any
 
 from ekiden.base.errors import UserError
 from ekiden.base.outside import failure, source, trust
-from ekiden.conformance import transport_rules
-from ekiden.conformance.class_rules import (
-    cites_its_source,
-    describes_itself,
-    every_field_has_default_and_help,
-    flags_do_not_collide,
-    is_a_frozen_dataclass,
-    refuses_wrong_values,
-    tasks_are_annotated,
-)
-from ekiden.conformance.run_rules import (
-    counts_every_pass,
-    ends_after_its_steps,
-    keeps_what_it_declares,
-    learns,
-    ledger_equals_the_cost,
-    repeats,
-    resumes,
-    same_on_processes,
-    weighs_classes,
-)
+from ekiden.conformance import class_rules, run_rules, transport_rules
 from ekiden.conformance.small_runs import Broken, Subject
 from ekiden.engine.method import Method
 from ekiden.methods import method_named
@@ -41,24 +21,24 @@ from ekiden.transports import MakesTransport
 Check = Callable[[Subject], None]
 
 TEXT: tuple[Check, ...] = (
-    is_a_frozen_dataclass,
-    describes_itself,
-    cites_its_source,
-    every_field_has_default_and_help,
-    flags_do_not_collide,
+    class_rules.is_a_frozen_dataclass,
+    class_rules.describes_itself,
+    class_rules.cites_its_source,
+    class_rules.every_field_has_default_and_help,
+    class_rules.flags_do_not_collide,
 )
 CONDUCT: tuple[Check, ...] = (
-    ends_after_its_steps,
-    keeps_what_it_declares,
-    repeats,
-    learns,
-    weighs_classes,
-    counts_every_pass,
-    ledger_equals_the_cost,
-    resumes,
-    same_on_processes,
+    run_rules.ends_after_its_steps,
+    run_rules.keeps_what_it_declares,
+    run_rules.repeats,
+    run_rules.learns,
+    run_rules.weighs_classes,
+    run_rules.counts_every_pass,
+    run_rules.ledger_equals_the_cost,
+    run_rules.resumes,
+    run_rules.same_on_processes,
 )
-CHECKS = (*TEXT, refuses_wrong_values, tasks_are_annotated, *CONDUCT)
+CHECKS = (*TEXT, class_rules.refuses_wrong_values, class_rules.tasks_are_annotated, *CONDUCT)
 """All checks. Those of the class come first: a run of a class that breaks them shows little."""
 
 
@@ -115,7 +95,7 @@ def check(
     findings: list[Finding] = []
     known: list[Exception] = []  # what prevented an earlier check
     for one in checks:
-        if one is cites_its_source and not published:
+        if one is class_rules.cites_its_source and not published:
             continue
         broken = {finding.name for finding in findings if finding.broken}
         blocked = (one not in TEXT and broken and not _can_be_made(subject)) or (one in CONDUCT and broken & _FIRST)
@@ -142,7 +122,7 @@ def check_transport(make: MakesTransport) -> tuple[Finding, ...]:
     return tuple(findings)
 
 
-_FIRST = {f.__name__ for f in (is_a_frozen_dataclass, tasks_are_annotated)}
+_FIRST = {f.__name__ for f in (class_rules.is_a_frozen_dataclass, class_rules.tasks_are_annotated)}
 """Checks that must pass before a run can show anything."""
 
 
@@ -154,17 +134,17 @@ def _can_be_made(subject: Subject) -> bool:
 
 
 def _tried(one: Check, subject: Subject, known: list[Exception]) -> Finding:
-    finding = Finding(one.__name__, line(one))
+    broken = ""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             one(subject)
     except Exception as error:
         if any(error is earlier for earlier in known):
-            return Finding(finding.name, finding.line, tried=False)
+            return Finding(one.__name__, line(one), tried=False)
         known.append(error)
-        return Finding(finding.name, finding.line, _found(error, subject.kind))
-    return finding
+        broken = _found(error, subject.kind)
+    return Finding(one.__name__, line(one), broken)
 
 
 def _found(error: Exception, kind: Any) -> str:
@@ -186,21 +166,5 @@ __all__ = [
     "Subject",
     "check",
     "check_transport",
-    "cites_its_source",
-    "counts_every_pass",
-    "describes_itself",
-    "ends_after_its_steps",
-    "every_field_has_default_and_help",
-    "flags_do_not_collide",
-    "is_a_frozen_dataclass",
-    "keeps_what_it_declares",
-    "learns",
-    "ledger_equals_the_cost",
     "line",
-    "refuses_wrong_values",
-    "repeats",
-    "resumes",
-    "same_on_processes",
-    "tasks_are_annotated",
-    "weighs_classes",
 ]

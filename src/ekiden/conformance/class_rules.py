@@ -5,7 +5,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator
-from dataclasses import MISSING, Field, fields, is_dataclass, replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 from itertools import pairwise
 from math import inf, nan
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -59,7 +59,7 @@ def cites_its_source(subject: Subject) -> None:
 def every_field_has_default_and_help(subject: Subject) -> None:
     """Every field has a default and a help text."""
     helped = {name for kind in subject.kind.__mro__ if issubclass(kind, Method) for name in _helped(kind)}
-    for f in _fields(subject):
+    for f in fields(subject.kind):
         if f.default is MISSING and f.default_factory is MISSING:
             raise Broken(f"{f.name} has no default")
         if f.name not in helped:
@@ -68,7 +68,7 @@ def every_field_has_default_and_help(subject: Subject) -> None:
 
 def flags_do_not_collide(subject: Subject) -> None:
     """No field is called like another flag of the command line."""
-    if taken := _flags() & {f.name for f in _fields(subject)}:
+    if taken := _flags() & {f.name for f in fields(subject.kind)}:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(taken))
         raise Broken(f"{flags} is a flag of `ekiden run` already: choose another name")
 
@@ -76,7 +76,7 @@ def flags_do_not_collide(subject: Subject) -> None:
 def refuses_wrong_values(subject: Subject) -> None:
     """It refuses wrong values: of another type, unknown choices, NaN and infinity."""
     default, hints = subject.default, get_type_hints(subject.kind, include_extras=True)
-    for f in _fields(subject):
+    for f in fields(subject.kind):
         for value in _WRONG.get(_base(hints[f.name], getattr(default, f.name)), ()):
             try:
                 replace(default, **{f.name: value})
@@ -104,10 +104,6 @@ def tasks_are_annotated(subject: Subject) -> None:
             raise Broken(f"{name} takes or returns Any: say which type")
         if value is type(None):
             raise Broken(f"{name} returns None: return what the method needs of the client")
-
-
-def _fields(subject: Subject) -> "tuple[Field[Any], ...]":
-    return fields(subject.kind)
 
 
 def _base(hint: Any, default: object) -> Any:

@@ -174,9 +174,7 @@ def _misfit(private: Any, kind: Any) -> str:
     try:
         wire.decode(wire.encode(private), kind)
     except wire.WireError as error:
-        return (
-            f"it keeps a {type(private).__name__} there, but the class says {getattr(kind, '__name__', kind)}: {error}"
-        )
+        return f"{keeps} says {getattr(kind, '__name__', kind)}: {error}"
     return ""
 
 

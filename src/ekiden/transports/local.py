@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from multiprocessing import current_process, parent_process
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -251,22 +252,14 @@ class Processes:
             raise UserError(_UNREADABLE) from None
         self._setup = setup
         self._processes = _Workers()
-        self._pool = ProcessPoolExecutor(
-            workers, self._processes, _start, (setup, clients)
-        )  # pickling shares the samples' memory
+        # pickling shares the samples' memory
+        self._pool = ProcessPoolExecutor(workers, self._processes, _start, (setup, clients))
 
     def submit(self, job: Job, journal: Path | None) -> Future[Outcome]:
         """Send the job to a free process."""
-        call = (
-            job.step,
-            job.call,
-            job.client,
-            job.task,
-            wire.encode(list(job.args)),
-            wire.encode(job.private),
-        )
+        sent = replace(job, args=(), private=None), wire.encode(list(job.args)), wire.encode(job.private)
         try:
-            running = self._pool.submit(_execute, *call, journal)
+            running = self._pool.submit(_execute, *sent, journal)
         except BrokenProcessPool:
             raise self._processes.death() from None
         done: Future[Outcome] = Future()
@@ -322,19 +315,11 @@ def _start(setup: Setup, clients: Mapping[str, ClientData]) -> None:
     _worker = Worker(setup, clients)
 
 
-def _execute(
-    step: int,
-    call: int,
-    client: str,
-    task: str,
-    args: bytes,
-    private: bytes,
-    journal: Path | None,
-) -> tuple[bytes, bytes, Work, bytes]:
+def _execute(job: Job, args: bytes, private: bytes, journal: Path | None) -> tuple[bytes, bytes, Work, bytes]:
     setup = _worker.setup
-    kinds, _ = payload_types(setup.method, task)
+    kinds, _ = payload_types(setup.method, job.task)
     values = wire.decode(args, tuple[tuple(kinds)]) if kinds else ()  # type: ignore[misc]
-    job = Job(step, call, client, task, values, _private(setup, private))
+    job = replace(job, args=values, private=_private(setup, private))
     outcome = _worker.execute(job, journal_of(job, journal))
     return wire.encode(outcome.value), wire.encode(outcome.private), outcome.work, wire.encode(outcome.trained)
 

@@ -84,7 +84,10 @@ class Home:
         def fetch(ref: Ref[Any]) -> Any:
             if ref in given:
                 return wire.decode(given[ref], self._kind(ref.key))
-            return self._initially() if ref == INITIAL else self._store(ref.owner).get(ref.key)
+            if ref != INITIAL:
+                return self._store(ref.owner).get(ref.key)
+            self._initial = self._initial or self._start.initial()
+            return self._initial
 
         found = wire.decode(args, tuple[tuple(kinds)], fetch) if kinds else ()  # type: ignore[misc]
         job = Job(step, call, client, task, found, store.private)
@@ -111,11 +114,6 @@ class Home:
         """Delete what only the state before needed."""
         for client, wanted in keys.items():
             self._store(client).settle(wanted)
-
-    def _initially(self) -> Weights:
-        if self._initial is None:
-            self._initial = self._start.initial()
-        return self._initial
 
     def _store(self, client: str) -> Store:
         if client not in self._stores:
