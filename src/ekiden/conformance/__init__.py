@@ -12,7 +12,7 @@ from typing import Any
 
 from ekiden.base.errors import UserError
 from ekiden.base.outside import failure, source, trust
-from ekiden.conformance import class_rules, run_rules, transport_rules
+from ekiden.conformance import class_rules, run_rules
 from ekiden.conformance.small_runs import Broken, Subject
 from ekiden.engine.method import Method
 from ekiden.methods import method_named
@@ -112,7 +112,7 @@ def check_transport(make: MakesTransport) -> tuple[Finding, ...]:
         make: makes the transport, as `ekiden.run(..., transport=...)` takes it.
     """
     findings = []
-    for one in transport_rules.CHECKS:
+    for one in run_rules.OF_TRANSPORTS:
         broken = ""
         try:
             one(make)

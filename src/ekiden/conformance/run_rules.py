@@ -1,20 +1,24 @@
-"""The contract about a method's runs."""
+"""The contract about a method's runs, and about transports, measured by runs of different methods."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 from ekiden.api import run
 from ekiden.base.settings import Training
 from ekiden.conformance.small_runs import CLIENTS, Broken, Subject, Tiny, blobs, files, same, settings
 from ekiden.data.tasks import Classification
+from ekiden.engine.folder import RunFolder
 from ekiden.engine.method import Method, Size
 from ekiden.engine.networks import of_method
+from ekiden.methods import SCAFFOLD, FedGram, FedSeq, MetaFed
 from ekiden.results.result import Result
 from ekiden.training.network import Network
+from ekiden.transports import MakesTransport
 
 _CHANCE = 0.45  # of three classes, the largest holds a third
 
@@ -37,8 +41,7 @@ def learns(subject: Subject) -> None:
     """It learns: a small run ends better than chance. It need not train."""
     _, best = subject.plain, 0.0  # a run that fails is reported once
     for method, lr in _attempts(subject):
-        training = Training(lr=lr, batch_size=16)
-        row = run(method, blobs(), Tiny, **(settings() | {"training": training})).metrics[-1]
+        row = _run(method, training=Training(lr=lr, batch_size=16)).metrics[-1]
         best = max(best, row["accuracy"], row["client_mean"])
         if best > _CHANCE:
             return
@@ -51,7 +54,7 @@ def weighs_classes(subject: Subject) -> None:
     if not subject.default.traits.weighs:
         return  # a run with weights is refused
     training = replace(settings()["training"], class_weights="balanced")
-    if not difference(plain, run(subject.small, blobs(), Tiny, **(settings() | {"training": training}))):
+    if not difference(plain, _run(subject.small, training=training)):
         raise Broken("--class-weights changes nothing: train on `client.loss`, or say `traits = Traits(weighs=False)`")
 
 
@@ -98,26 +101,25 @@ def resumes(subject: Subject) -> None:
     _, steps = subject.plain, subject.steps
     with TemporaryDirectory() as folder:
         whole = Path(folder) / "whole"
-        run(subject.small, blobs(), Tiny, folder=whole, **settings())
+        _run(subject.small, folder=whole)
         # Stopped after each step; and, if there are more steps, after several steps of one process.
         for each in (1, -(-steps // 2))[: 1 if steps <= 2 else 2]:
             stopped = Path(folder) / f"each-{each}"
             for done in range(0, steps, each):
                 try:
-                    run(subject.small, blobs(), Tiny, folder=stopped, stop_after=each, **settings())
+                    _run(subject.small, folder=stopped, stop_after=each)
                 except Exception as error:
                     if not done:
                         raise
                     raise Broken(f"a run that was stopped after step {done} cannot go on{_STATE}") from error
-            here, there = files(whole), files(stopped)
-            if different := [name for name in here.keys() | there.keys() if here.get(name) != there.get(name)]:
-                raise Broken(f"a run that was stopped gives another {', '.join(sorted(different))}{_STATE}")
+            if different := _different(whole, stopped):
+                raise Broken(f"a run that was stopped gives another {different}{_STATE}")
 
 
 def same_on_processes(subject: Subject) -> None:
     """It gives the same bits on every transport: the values that cross have the annotated types."""
     here = subject.plain
-    there = run(subject.small, blobs(), Tiny, processes=True, **settings())
+    there = _run(subject.small, processes=True)
     if differs := difference(here, there):
         raise Broken(f"a run with worker processes gives {differs}: does a task use what no argument brings?")
     if there.metrics != here.metrics:
@@ -147,3 +149,75 @@ def difference(a: Result, b: Result) -> str:
         return "another ledger"
     models = zip(a.personal, b.personal, strict=True)
     return "" if same(a.weights, b.weights) and all(same(x, y) for x, y in models) else "another model"
+
+
+SHAPES: tuple[Method, ...] = (FedSeq(epochs=1), SCAFFOLD(rounds=2, epochs=1), MetaFed(epochs=1, warmup=1), FedGram())
+"""Models that are handed on; rounds with private state; clients' own models; sums that clients add up."""
+
+
+def gives_the_same_bits(make: MakesTransport) -> None:
+    """Models, metrics and ledger are those of a run in one process."""
+    for method in SHAPES:
+        here, there = _run(method), _run(method, transport=make)
+        differs = difference(here, there) or ("other metrics" if here.metrics != there.metrics else "")
+        if differs:
+            raise Broken(f"a run of {method.title()} gives {differs}")
+
+
+def resumes_on_it(make: MakesTransport) -> None:
+    """A run that is stopped after any step resumes and ends with the same files."""
+    for method in SHAPES:
+
+        def stopping(folder: Path, steps: int, method: Method = method) -> None:
+            for _ in range(steps):
+                _run(method, folder=folder, transport=make, stop_after=1)
+
+        _compare(method, stopping)
+
+
+def forgets_what_died(make: MakesTransport) -> None:
+    """What is done in a step whose state is not written does not count: the step is done again."""
+    save = RunFolder.save
+    for method in SHAPES:
+
+        def dying(folder: Path, steps: int, method: Method = method) -> None:
+            for last in range(steps):
+
+                def full(self: RunFolder, state: Any, *args: Any, last: int = last) -> None:
+                    if state.step > last:
+                        raise _Died
+                    save(self, state, *args)
+
+                with patch.object(RunFolder, "save", full), suppress(_Died):
+                    _run(method, folder=folder, transport=make)
+            _run(method, folder=folder, transport=make)
+
+        _compare(method, dying)
+
+
+class _Died(Exception):
+    """The state could not be written."""
+
+
+def _compare(method: Method, attempts: Callable[[Path, int], None]) -> None:
+    """Refuse a run made by `attempts` that left other files than a run in one process."""
+    with TemporaryDirectory() as scratch:
+        whole, other = Path(scratch) / "whole", Path(scratch) / "other"
+        _run(method, folder=whole)
+        attempts(other, method.steps(len(blobs().clients)))
+        if different := _different(whole, other):
+            raise Broken(f"a run of {method.title()} gives another {different}")
+
+
+def _different(a: Path, b: Path) -> str:
+    """Return the names of the files in which two runs differ."""
+    here, there = files(a), files(b)
+    return ", ".join(sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name)))
+
+
+def _run(method: Method, **options: Any) -> Any:
+    return run(method, blobs(), Tiny, **(settings() | options))
+
+
+OF_TRANSPORTS = (gives_the_same_bits, resumes_on_it, forgets_what_died)
+"""The lines of the contract of transports."""
