@@ -94,14 +94,7 @@ class Elastic(nn.Module):
             return
         outputs, inputs = [*widths, len(self.layers[-1].weight)], [1, *widths]
         for layer, form, out, units in zip(self.layers, self.forms, outputs, inputs, strict=True):
-            old, kernel = layer.weight, layer.weight.shape[2:]
-            layer.weight = nn.Parameter(old.new_zeros(out, units * form.fan // prod(kernel), *kernel))
-            if layer.bias is not None:
-                layer.bias = nn.Parameter(old.new_zeros(out))
-            if isinstance(layer, nn.Linear):
-                layer.out_features, layer.in_features = layer.weight.shape
-            else:
-                layer.out_channels, layer.in_channels = layer.weight.shape[:2]
+            resize(layer, out, units * form.fan // prod(layer.weight.shape[2:]))
         self.widths = torch.tensor(list(widths), device=self.widths.device)
 
     def _load_from_state_dict(self, state_dict, prefix, *args):  # type: ignore[no-untyped-def]
@@ -122,6 +115,18 @@ class Elastic(nn.Module):
         """Logits."""
         logits: Tensor = self.network(x)
         return logits
+
+
+def resize(layer: Dense, outputs: int, inputs: int) -> None:
+    """Give a layer new zero weights of other numbers of outputs and inputs."""
+    old = layer.weight
+    layer.weight = nn.Parameter(old.new_zeros(outputs, inputs, *old.shape[2:]))
+    if layer.bias is not None:
+        layer.bias = nn.Parameter(old.new_zeros(outputs))
+    if isinstance(layer, nn.Linear):
+        layer.out_features, layer.in_features = outputs, inputs
+    else:
+        layer.out_channels, layer.in_channels = outputs, inputs
 
 
 def adapted(module: nn.Module, model: Weights) -> nn.Module:

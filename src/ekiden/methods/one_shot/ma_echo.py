@@ -162,12 +162,8 @@ class MAEcho(Method):
         model = client.fit(model, epochs=self.epochs)
         closed = self.projector == "closed"
         found = projectors(client.network(model), client.layout.hidden, client.batches(), closed=closed)
-        ranks = self.rank_of(client.layout)
-        return Contribution(
-            model,
-            [compress(p, k).float() for p, k in zip(found, ranks, strict=True)],
-            owned(client.class_counts()),
-        )
+        sent = [compress(p, k).float() for p, k in zip(found, self.rank_of(client.layout), strict=True)]
+        return Contribution(model, sent, owned(client.class_counts()))
 
     @on_client
     def gather(self, client: Client, sent: list[Contribution], seed: int) -> Weights:

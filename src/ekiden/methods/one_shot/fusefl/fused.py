@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ekiden.authoring import UserError, Weights
+from ekiden.training.elastic import Dense, resize
 from ekiden.training.network import Network
 
-Dense = nn.Linear | nn.Conv2d
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -173,35 +173,20 @@ def thin(network: nn.Module, width: float) -> nn.Module:
     before = 0  # outputs of the previous layer, before the change
     for name, layer in network.named_modules():
         if isinstance(layer, Dense):
+            if isinstance(layer, nn.Conv2d) and layer.groups > 1:
+                raise UserError("a convolution in groups cannot be made thin: use --hidden-width=1")
             outputs, inputs = layer.weight.shape[:2]
             if before and isinstance(layer, nn.Linear) and inputs % before:
                 raise UserError(f"layer {name} does not read the layer before it: use --hidden-width=1")
             fan = inputs // before if before and isinstance(layer, nn.Linear) else 1  # positions of a flattened map
-            resize(
-                layer,
-                outputs if layer is dense[-1] else scaled(outputs),
-                scaled(inputs // fan) * fan if before else inputs,
-            )
+            wanted = outputs if layer is dense[-1] else scaled(outputs)
+            resize(layer, wanted, scaled(inputs // fan) * fan if before else inputs)
             before = outputs
         elif isinstance(layer, _BatchNorm | nn.GroupNorm) and layer.affine:
             resize_norm(layer, scaled(layer.weight.numel()))
         elif any(True for _ in layer.parameters(recurse=False)):
             raise UserError(f"layer {name} is of a kind that cannot be made thin: use --hidden-width=1")
     return network
-
-
-def resize(layer: Dense, outputs: int, inputs: int) -> None:
-    """Give a layer new zero weights of other numbers of outputs and inputs."""
-    if isinstance(layer, nn.Conv2d) and layer.groups > 1:
-        raise UserError("a convolution in groups cannot be made thin: use --hidden-width=1")
-    old = layer.weight
-    layer.weight = nn.Parameter(old.new_zeros(outputs, inputs, *old.shape[2:]))
-    if layer.bias is not None:
-        layer.bias = nn.Parameter(old.new_zeros(outputs))
-    if isinstance(layer, nn.Linear):
-        layer.out_features, layer.in_features = outputs, inputs
-    else:
-        layer.out_channels, layer.in_channels = outputs, inputs
 
 
 def resize_norm(layer: _BatchNorm | nn.GroupNorm, units: int) -> None:
