@@ -50,12 +50,17 @@ class ParallelMethod(Method):
     """A method of rounds in which clients train side by side from the server's model."""
 
     rounds: int
+    participation: float
     traits = Traits(skips=True)  # a round has fewer replies
     selection = last_iterate
 
     def steps(self, clients: int) -> int:
         """Return the number of rounds."""
         return self.rounds
+
+    def replies(self, clients: int) -> int:
+        """Return T·m, how often clients train in all rounds."""
+        return self.rounds * participants(clients, self.participation)
 
 
 class PersonalMethod(Method):
@@ -181,9 +186,9 @@ def _apart(model: Weights, other: Weights) -> float:
     return math.sqrt(float(distance(model.params, other.params)))
 
 
-def refuse_rule(rule: Rule, clients: int, faulty: int, weighting: Weighting) -> None:
-    """Refuse a rule that so many clients a round, or weights by samples, do not go with."""
-    refuse(rule, clients, faulty, weighted=weighting == "samples")
+def refuse_rule(rule: Rule, clients: int, participation: float, faulty: int, weighting: Weighting) -> None:
+    """Refuse a rule that the clients of a round, or weights by samples, do not go with."""
+    refuse(rule, participants(clients, participation), faulty, weighted=weighting == "samples")
 
 
 def server_step(model: Weights, target: Weights, lr: float) -> Weights:

@@ -17,13 +17,11 @@ class SecureMethod(ParallelMethod):
 
     Attributes:
         secure: whether it gets no more than that: fixed point, so that masks between machines hide all but the sums.
-        participation: share of the clients that give a part to each sum.
         regroups: whether a run may leave a missing silo out of one sum and not of the next one. The parts of two sums
             must then differ, as those of silos that train in between do.
     """
 
     secure: bool
-    participation: float
     regroups: ClassVar[bool] = True
 
     @property

@@ -20,21 +20,8 @@ from ekiden.authoring import (
     Weights,
     on_client,
 )
+from ekiden.methods.blocks import rounds as shared
 from ekiden.methods.blocks.combining import Rule
-from ekiden.methods.blocks.rounds import (
-    Reply,
-    Weighting,
-    arrived,
-    at_server,
-    combined,
-    every_round,
-    local_training,
-    momentum_step,
-    participants,
-    refuse_rule,
-    sample,
-    sample_weight,
-)
 from ekiden.methods.blocks.secure import ModelSums, SecureMethod, refuse_single, secure_size
 
 
@@ -70,7 +57,7 @@ class FedAvg(SecureMethod):
     """E, local epochs per round"""
     participation: Fraction = 1.0
     """c (C in the paper), share of the clients drawn for each round; at least one client"""
-    weighting: Weighting = "samples"
+    weighting: shared.Weighting = "samples"
     """p_i, weights of the average: numbers of samples, or uniform"""
     lr_decay: Fraction = 1.0
     """factor of the local learning rate after each round"""
@@ -93,12 +80,12 @@ class FedAvg(SecureMethod):
     secure: bool = False
     """add up models in fixed point, so that between machines masks hide all but their sum"""
 
-    fits = every_round
+    fits = shared.every_round
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse a rule that needs more clients per round."""
         refuse_single(self.secure, self.combine, self.clip_update)
-        refuse_rule(self.combine, participants(len(clients), self.participation), self.faulty, self.weighting)
+        shared.refuse_rule(self.combine, len(clients), self.participation, self.faulty, self.weighting)
 
     def start(self) -> ServerOptimizer:
         """Start with an empty server optimiser."""
@@ -107,21 +94,21 @@ class FedAvg(SecureMethod):
     def run(self, fed: Fed, s: ServerOptimizer) -> Iterator[State]:
         """Yield the state after each round."""
         while s.step < self.rounds:
-            model = at_server(fed, s.model)
-            chosen = sample(fed, self.participation)
+            model = shared.at_server(fed, s.model)
+            chosen = shared.sample(fed, self.participation)
             if self.secure:
                 target = fed.sum(self.add, chosen, model, s.step, len(chosen), at="server").mean(model)
             else:
-                replies = arrived(fed, {k: fed.call(self.train, k, model, s.step) for k in chosen})
-                target = combined(fed, replies, model, self.combine, self.faulty, self.clip_update)
+                replies = shared.arrived(fed, {k: fed.call(self.train, k, model, s.step) for k in chosen})
+                target = shared.combined(fed, replies, model, self.combine, self.faulty, self.clip_update)
             s = self.update(s, model, target)
             yield s
 
     @on_client
-    def train(self, client: Client, model: Weights, round: int) -> Reply:
+    def train(self, client: Client, model: Weights, round: int) -> shared.Reply:
         """Train for E epochs from the global model."""
-        trained = client.fit(model, epochs=self.epochs, training=local_training(client, self.lr_decay, round))
-        return Reply(trained, sample_weight(client, self.weighting))
+        trained = client.fit(model, epochs=self.epochs, training=shared.local_training(client, self.lr_decay, round))
+        return shared.Reply(trained, shared.sample_weight(client, self.weighting))
 
     @on_client
     def add(self, client: Client, model: Weights, round: int, clients: int, before: ModelSums | None) -> ModelSums:
@@ -132,7 +119,7 @@ class FedAvg(SecureMethod):
     def update(self, s: ServerOptimizer, model: Weights, target: Weights) -> ServerOptimizer:
         """Compute the server's step from `model` towards the average."""
         if self.server_optimizer == "sgd":
-            new, buffer = momentum_step(model, target, self.server_lr, self.server_momentum, s.momentum)
+            new, buffer = shared.momentum_step(model, target, self.server_lr, self.server_momentum, s.momentum)
             return s.next(model=new, momentum=buffer)
         # as in FedAdam: no correction of the bias of the first steps; v begins with τ²
         beta, beta2, change = self.server_momentum, self.server_beta2, target.params - model.params
@@ -144,4 +131,4 @@ class FedAvg(SecureMethod):
     def cost(self, clients: int, model: Size) -> int:
         """T·m·(2M + 8): the model down and up, a weight up, for m = ⌈cN⌉ clients a round; 8 bytes a value if secure."""
         up = secure_size(model) if self.secure else model + 8
-        return self.rounds * participants(clients, self.participation) * (model + up)
+        return self.replies(clients) * (model + up)

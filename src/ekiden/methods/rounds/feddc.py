@@ -21,18 +21,7 @@ from ekiden.authoring import (
     mean,
     on_client,
 )
-from ekiden.methods.blocks.rounds import (
-    Corrected,
-    Proximal,
-    arrived,
-    at_server,
-    every_round,
-    local_training,
-    mean_size,
-    participants,
-    sample,
-    with_sizes,
-)
+from ekiden.methods.blocks import rounds as shared
 from ekiden.methods.blocks.secure import ModelSums, SecureMethod, secure_size, trainable
 
 
@@ -101,7 +90,7 @@ class FedDC(SecureMethod):
     secure: bool = False
     """add up models in fixed point, so that between machines masks hide all but their sum"""
 
-    fits = every_round
+    fits = shared.every_round
     traits = replace(SecureMethod.traits, private=Memory)
 
     def start(self) -> Drifting:
@@ -111,19 +100,19 @@ class FedDC(SecureMethod):
     def run(self, fed: Fed, s: Drifting) -> Iterator[State]:
         """Yield the state after each round."""
         while s.step < self.rounds:
-            chosen, n = sample(fed, self.participation), len(fed.clients)
-            sizes = with_sizes(fed, self.count, chosen, s.sizes)
-            w = at_server(fed, s.cloud)
+            chosen, n = shared.sample(fed, self.participation), len(fed.clients)
+            sizes = shared.with_sizes(fed, self.count, chosen, s.sizes)
+            w = shared.at_server(fed, s.cloud)
             g = torch.zeros_like(w.params) if s.gradient is None else s.gradient
             h = torch.zeros_like(w.params) if s.drift is None else s.drift
             sent = w.with_params(g) if self.gradient_correction else None
-            about = (w, sent, mean_size(sizes), s.step)
+            about = (w, sent, shared.mean_size(sizes), s.step)
             if self.secure:
                 sums = fed.sum(self.add, chosen, *about, len(chosen), at="server")
                 g = g if sent is None else g + sums.other(0, g) / n  # by all N, as h below
                 middle, answered = sums.mean(w), sums.clients
             else:
-                updates = arrived(fed, {k: fed.call(self.train, k, *about) for k in chosen})
+                updates = shared.arrived(fed, {k: fed.call(self.train, k, *about) for k in chosen})
                 for update in updates.values():
                     g = g if update.change is None else g + update.change.params / n
                 middle, answered = mean([update.model for update in updates.values()]), len(updates)
@@ -141,12 +130,12 @@ class FedDC(SecureMethod):
     @on_client
     def train(self, client: Client, model: Weights, gradient: Weights | None, size: float, round: int) -> DriftingReply:
         """Take K steps on L_i(w) + (α/2ω_i)‖w + h_i - w^r‖² + ⟨w, g/ω_i - g_i⟩, then update h_i and g_i."""
-        training, zero = local_training(client, self.lr_decay, round), torch.zeros_like(model.params)
+        training, zero = shared.local_training(client, self.lr_decay, round), torch.zeros_like(model.params)
         h_i, g_i = client.state or Memory(zero, zero)
         relative = client.n / size  # ω_i
-        near, corrected = Proximal(self.alpha / relative, model.params - h_i), None
+        near, corrected = shared.Proximal(self.alpha / relative, model.params - h_i), None
         if gradient is not None:
-            corrected = Corrected(gradient.params / relative - g_i, training.l2, training.clip_norm, near)
+            corrected = shared.Corrected(gradient.params / relative - g_i, training.l2, training.clip_norm, near)
         trained = client.fit(model, epochs=self.epochs, penalty=corrected or near, training=training)
         new = corrected.mean() if corrected else zero
         client.state = Memory(h_i + trained.params - model.params, new)
@@ -172,7 +161,7 @@ class FedDC(SecureMethod):
 
         If secure, 8 bytes a value up.
         """
-        return self.traffic(clients, model) + 8 * min(clients, self.rounds * participants(clients, self.participation))
+        return self.traffic(clients, model) + 8 * min(clients, self.replies(clients))
 
     def moved(self, end: Drifting, clients: int, model: Size) -> int:
         """As `cost`; which clients report their numbers of samples depends on the draws."""
@@ -183,4 +172,4 @@ class FedDC(SecureMethod):
         down = up = (2 if self.gradient_correction else 1) * model
         if self.secure:
             up = secure_size(model, trainable(model)) if self.gradient_correction else secure_size(model)
-        return self.rounds * participants(clients, self.participation) * (down + up)
+        return self.replies(clients) * (down + up)

@@ -24,14 +24,7 @@ from ekiden.authoring import (
     on_client,
 )
 from ekiden.base.modular import fixed, real
-from ekiden.methods.blocks.rounds import (
-    arrived,
-    at_server,
-    local_training,
-    participants,
-    sample,
-    server_step,
-)
+from ekiden.methods.blocks import rounds as shared
 from ekiden.methods.blocks.secure import ModelSums, SecureMethod, secure_size
 
 Measure = Literal["kl", "l1", "l2", "cosine"]
@@ -124,25 +117,25 @@ class FedDisco(SecureMethod):
     def run(self, fed: Fed, s: Labelled) -> Iterator[State]:
         """Yield the state after each round."""
         while s.step < self.rounds:
-            w = at_server(fed, s.model)
-            chosen = sample(fed, self.participation)
+            w = shared.at_server(fed, s.model)
+            chosen = shared.sample(fed, self.participation)
             if self.secure:
                 s = s if s.labels else replace(s, labels=fed.sum(self.tell, fed.clients, len(fed.clients), at="server"))
                 assert s.labels is not None
                 means = s.labels.means()
                 target = fed.sum(self.add, chosen, w, s.step, *means, len(chosen), at="server").mean(w)
             else:
-                sent = arrived(fed, {k: fed.call(self.train, k, w, s.step) for k in chosen})
+                sent = shared.arrived(fed, {k: fed.call(self.train, k, w, s.step) for k in chosen})
                 models, n, d = zip(*sent.values(), strict=True)
                 p = disco_weights(n, normalised_distances(d, self.discrepancy), self.a, self.b)
                 target = mean(models, p)
-            s = s.next(model=server_step(w, target, self.server_lr))
+            s = s.next(model=shared.server_step(w, target, self.server_lr))
             yield s
 
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Skewed:
         """Train for E epochs from the global model; the discrepancy does not change this."""
-        trained = client.fit(model, epochs=self.epochs, training=local_training(client, self.lr_decay, round))
+        trained = client.fit(model, epochs=self.epochs, training=shared.local_training(client, self.lr_decay, round))
         return Skewed(trained, client.n, discrepancy(client.class_counts(), self.discrepancy))
 
     @on_client
@@ -180,7 +173,7 @@ class FedDisco(SecureMethod):
 
     def cost(self, clients: int, model: Size) -> int:
         """T·m·(2M + 16): the model down and up, two numbers up. If secure, T·m·M down, 8 bytes a value up, and 24N."""
-        calls = self.rounds * participants(clients, self.participation)
+        calls = self.replies(clients)
         return calls * (model + secure_size(model)) + 24 * clients if self.secure else calls * (2 * model + 16)
 
 

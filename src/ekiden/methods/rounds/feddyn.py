@@ -21,15 +21,7 @@ from ekiden.authoring import (
     mean,
     on_client,
 )
-from ekiden.methods.blocks.rounds import (
-    Proximal,
-    arrived,
-    at_server,
-    every_round,
-    local_training,
-    participants,
-    sample,
-)
+from ekiden.methods.blocks import rounds as shared
 from ekiden.methods.blocks.secure import ModelSums, SecureMethod, secure_size
 
 
@@ -74,7 +66,7 @@ class FedDyn(SecureMethod):
     secure: bool = False
     """add up models in fixed point, so that between machines masks hide all but their sum"""
 
-    fits = every_round
+    fits = shared.every_round
     traits = replace(SecureMethod.traits, private=Tensor)
 
     def start(self) -> Dynamic:
@@ -84,13 +76,13 @@ class FedDyn(SecureMethod):
     def run(self, fed: Fed, s: Dynamic) -> Iterator[State]:
         """Yield the state after each round."""
         while s.step < self.rounds:
-            w = at_server(fed, s.cloud)
-            chosen = sample(fed, self.participation)
+            w = shared.at_server(fed, s.cloud)
+            chosen = shared.sample(fed, self.participation)
             if self.secure:
                 sums = fed.sum(self.add, chosen, w, s.step, len(chosen), at="server")
                 middle, answered = sums.mean(w), sums.clients
             else:
-                models = arrived(fed, {k: fed.call(self.train, k, w, s.step) for k in chosen})
+                models = shared.arrived(fed, {k: fed.call(self.train, k, w, s.step) for k in chosen})
                 middle, answered = mean(list(models.values())), len(models)
             cloud = middle
             h = None
@@ -104,11 +96,11 @@ class FedDyn(SecureMethod):
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Weights:
         """Train for E epochs on L_i(w) - ⟨λ_i, w⟩ + (α/2)‖w - w^r‖², then update λ_i."""
-        training = local_training(client, self.lr_decay, round)
+        training = shared.local_training(client, self.lr_decay, round)
         if not self.alpha:
             return client.fit(model, epochs=self.epochs, training=training)
         slope = None if client.state is None else -client.state
-        near = Proximal(self.alpha, model.params, slope)
+        near = shared.Proximal(self.alpha, model.params, slope)
         trained = client.fit(model, epochs=self.epochs, penalty=near, training=training)
         before = torch.zeros_like(model.params) if client.state is None else client.state
         client.state = before - self.alpha * (trained.params - model.params)  # λ_i ← λ_i - α (w_i - w^r)
@@ -122,4 +114,4 @@ class FedDyn(SecureMethod):
     def cost(self, clients: int, model: Size) -> int:
         """T·m·2M: only models move; 8 bytes a value up if secure."""
         up = secure_size(model) if self.secure else model
-        return self.rounds * participants(clients, self.participation) * (model + up)
+        return self.replies(clients) * (model + up)

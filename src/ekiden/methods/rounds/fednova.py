@@ -21,28 +21,14 @@ from ekiden.authoring import (
     Weights,
     on_client,
 )
-from ekiden.methods.blocks.rounds import (
-    Proximal,
-    Reply,
-    Weighting,
-    accumulation,
-    arrived,
-    at_server,
-    average,
-    every_round,
-    local_training,
-    momentum_step,
-    participants,
-    sample,
-    sample_weight,
-)
+from ekiden.methods.blocks import rounds as shared
 from ekiden.methods.blocks.secure import ModelSums, SecureMethod, secure_size
 
 
 class Progress(NamedTuple):
     """What a client sends back: its model and weight, and a_i, how far its steps go on a constant gradient."""
 
-    reply: Reply
+    reply: shared.Reply
     a: float
 
 
@@ -74,7 +60,7 @@ class FedNova(SecureMethod):
     """μ, weight of a proximal term as in FedProx"""
     participation: Fraction = 1.0
     """c, share of the clients drawn for each round; at least one client"""
-    weighting: Weighting = "samples"
+    weighting: shared.Weighting = "samples"
     """p_i, weights of the average: numbers of samples, or uniform"""
     lr_decay: Fraction = 1.0
     """factor of the local learning rate after each round"""
@@ -85,7 +71,7 @@ class FedNova(SecureMethod):
     secure: bool = False
     """add up models in fixed point, so that between machines masks hide all but their sum"""
 
-    fits = every_round
+    fits = shared.every_round
 
     def start(self) -> ServerMomentum:
         """Start with zero momentum."""
@@ -94,28 +80,28 @@ class FedNova(SecureMethod):
     def run(self, fed: Fed, s: ServerMomentum) -> Iterator[State]:
         """Yield the state after each round."""
         while s.step < self.rounds:
-            w = at_server(fed, s.model)
-            chosen = sample(fed, self.participation)
+            w = shared.at_server(fed, s.model)
+            chosen = shared.sample(fed, self.participation)
             if self.secure:
                 sums = fed.sum(self.add, chosen, w, s.step, len(chosen), at="server")
                 mean, effective = sums.mean(w), float(sums.other(0)) / sums.total  # Σ p_i Δ_i / a_i, and τ_eff
                 target = mean.with_params(w.params + effective * mean.params)
             else:
-                replies = arrived(fed, {k: fed.call(self.train, k, w, s.step) for k in chosen})
+                replies = shared.arrived(fed, {k: fed.call(self.train, k, w, s.step) for k in chosen})
                 target = normalised(w, [reply for reply in replies.values() if reply.a])
             momentum = self.server_momentum * self.lr_decay  # the authors' buffer is in units of the local rate
-            new, buffer = momentum_step(w, target, self.server_lr, momentum, s.momentum)
+            new, buffer = shared.momentum_step(w, target, self.server_lr, momentum, s.momentum)
             s = s.next(model=new, momentum=buffer)
             yield s
 
     @on_client
     def train(self, client: Client, model: Weights, round: int) -> Progress:
         """Train for E epochs from the global model, whatever number of steps that is."""
-        training = local_training(client, self.lr_decay, round)
-        near = Proximal(self.mu, model.params) if self.mu else None
+        training = shared.local_training(client, self.lr_decay, round)
+        near = shared.Proximal(self.mu, model.params) if self.mu else None
         trained = client.fit(model, epochs=self.epochs, penalty=near, training=training)
         a = progress(client, self.epochs, training, self.mu)
-        return Progress(Reply(trained, sample_weight(client, self.weighting)), a)
+        return Progress(shared.Reply(trained, shared.sample_weight(client, self.weighting)), a)
 
     @on_client
     def add(self, client: Client, model: Weights, round: int, clients: int, before: ModelSums | None) -> ModelSums:
@@ -130,19 +116,19 @@ class FedNova(SecureMethod):
     def cost(self, clients: int, model: Size) -> int:
         """T·m·(2M + 16): the model down and up, a weight and a_i up; 8 bytes a value up if secure."""
         up = secure_size(model, 1) if self.secure else model + 16
-        return self.rounds * participants(clients, self.participation) * (model + up)
+        return self.replies(clients) * (model + up)
 
 
 def progress(client: Client, epochs: int, training: Training, mu: float) -> float:
     """Return a_i, how far τ_i local steps go on a constant gradient, in units of the learning rate."""
     if training.adaptive:  # no closed form: τ_i itself
-        return accumulation(client.steps(epochs), 0.0, 0.0)
-    return accumulation(client.steps(epochs), training.momentum, training.lr * mu)
+        return shared.accumulation(client.steps(epochs), 0.0, 0.0)
+    return shared.accumulation(client.steps(epochs), training.momentum, training.lr * mu)
 
 
 def normalised(model: Weights, replies: Sequence[Progress]) -> Weights:
     """Return the model w + τ_eff Σ p_i (w_i - w) / a_i, with averaged running statistics."""
-    plain = average([r.reply for r in replies])
+    plain = shared.average([r.reply for r in replies])
     total = sum(r.reply.weight for r in replies)
     shares = [r.reply.weight / total for r in replies]
     effective = sum(p * r.a for p, r in zip(shares, replies, strict=True))

@@ -16,22 +16,8 @@ from ekiden.authoring import (
     Weights,
     on_client,
 )
+from ekiden.methods.blocks import rounds as shared
 from ekiden.methods.blocks.combining import Rule
-from ekiden.methods.blocks.rounds import (
-    Proximal,
-    Reply,
-    Weighting,
-    arrived,
-    at_server,
-    combined,
-    every_round,
-    local_training,
-    participants,
-    refuse_rule,
-    sample,
-    sample_weight,
-    server_step,
-)
 from ekiden.methods.blocks.secure import ModelSums, SecureMethod, refuse_single, secure_size
 
 
@@ -55,7 +41,7 @@ class FedProx(SecureMethod):
     """μ, weight of the proximal term; 0 is FedAvg"""
     participation: Fraction = 1.0
     """c, share of the clients drawn for each round; at least one client"""
-    weighting: Weighting = "samples"
+    weighting: shared.Weighting = "samples"
     """p_i, weights of the average: numbers of samples, or uniform"""
     lr_decay: Fraction = 1.0
     """factor of the local learning rate after each round"""
@@ -72,33 +58,33 @@ class FedProx(SecureMethod):
     secure: bool = False
     """add up models in fixed point, so that between machines masks hide all but their sum"""
 
-    fits = every_round
+    fits = shared.every_round
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse a rule that needs more clients per round."""
         refuse_single(self.secure, self.combine, self.clip_update)
-        refuse_rule(self.combine, participants(len(clients), self.participation), self.faulty, self.weighting)
+        shared.refuse_rule(self.combine, len(clients), self.participation, self.faulty, self.weighting)
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Yield the state after each round."""
         while s.step < self.rounds:
-            model = at_server(fed, s.model)
-            chosen = sample(fed, self.participation)
+            model = shared.at_server(fed, s.model)
+            chosen = shared.sample(fed, self.participation)
             if self.secure:
                 target = fed.sum(self.add, chosen, model, s.step, len(chosen), at="server").mean(model)
             else:
-                replies = arrived(fed, {k: fed.call(self.train, k, model, s.step) for k in chosen})
-                target = combined(fed, replies, model, self.combine, self.faulty, self.clip_update)
-            s = s.next(model=server_step(model, target, self.server_lr))
+                replies = shared.arrived(fed, {k: fed.call(self.train, k, model, s.step) for k in chosen})
+                target = shared.combined(fed, replies, model, self.combine, self.faulty, self.clip_update)
+            s = s.next(model=shared.server_step(model, target, self.server_lr))
             yield s
 
     @on_client
-    def train(self, client: Client, model: Weights, round: int) -> Reply:
+    def train(self, client: Client, model: Weights, round: int) -> shared.Reply:
         """Train for E epochs on F_i(w) + (μ/2)‖w - w^r‖²."""
-        training = local_training(client, self.lr_decay, round)
-        penalty = Proximal(self.mu, model.params) if self.mu else None
+        training = shared.local_training(client, self.lr_decay, round)
+        penalty = shared.Proximal(self.mu, model.params) if self.mu else None
         trained = client.fit(model, epochs=self.epochs, penalty=penalty, training=training)
-        return Reply(trained, sample_weight(client, self.weighting))
+        return shared.Reply(trained, shared.sample_weight(client, self.weighting))
 
     @on_client
     def add(self, client: Client, model: Weights, round: int, clients: int, before: ModelSums | None) -> ModelSums:
@@ -109,4 +95,4 @@ class FedProx(SecureMethod):
     def cost(self, clients: int, model: Size) -> int:
         """T·m·(2M + 8), as FedAvg; 8 bytes a value up if secure."""
         up = secure_size(model) if self.secure else model + 8
-        return self.rounds * participants(clients, self.participation) * (model + up)
+        return self.replies(clients) * (model + up)

@@ -22,26 +22,14 @@ from ekiden.authoring import (
     cross_entropy,
     on_client,
 )
+from ekiden.methods.blocks import rounds as shared
 from ekiden.methods.blocks.combining import Rule
-from ekiden.methods.blocks.rounds import (
-    ParallelMethod,
-    Reply,
-    Weighting,
-    at_server,
-    combined,
-    local_training,
-    participants,
-    refuse_rule,
-    sample,
-    sample_weight,
-    server_step,
-)
 from ekiden.models.split import Split, as_split
 from ekiden.training.objective import FunctionLoss
 
 
 @dataclass(frozen=True)
-class MOON(ParallelMethod):
+class MOON(shared.ParallelMethod):
     """Federated averaging that keeps representations near the global model's and away from the client's last model's.
 
     Qinbin Li, Bingsheng He, Dawn Song: Model-Contrastive Federated Learning. CVPR 2021.
@@ -65,7 +53,7 @@ class MOON(ParallelMethod):
     """J, number of its own earlier models that a client keeps and is pushed away from"""
     participation: Fraction = 1.0
     """c, share of the clients drawn for each round; at least one client"""
-    weighting: Weighting = "samples"
+    weighting: shared.Weighting = "samples"
     """p_i, weights of the average: numbers of samples, or uniform"""
     lr_decay: Fraction = 1.0
     """factor of the local learning rate after each round"""
@@ -80,32 +68,32 @@ class MOON(ParallelMethod):
     """C, longest step that a client may take from the model that it was sent; the server shortens longer steps. 0: no
     limit"""
 
-    traits = replace(ParallelMethod.traits, private=list[Weights])
+    traits = replace(shared.ParallelMethod.traits, private=list[Weights])
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse a rule that needs more clients per round."""
-        refuse_rule(self.combine, participants(len(clients), self.participation), self.faulty, self.weighting)
+        shared.refuse_rule(self.combine, len(clients), self.participation, self.faulty, self.weighting)
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Yield the state after each round."""
         while s.step < self.rounds:
-            model = at_server(fed, s.model)
-            asked = {k: fed.call(self.train, k, model, s.step) for k in sample(fed, self.participation)}
+            model = shared.at_server(fed, s.model)
+            asked = {k: fed.call(self.train, k, model, s.step) for k in shared.sample(fed, self.participation)}
             replies = fed.get(asked, at_least=1)
-            target = combined(fed, replies, model, self.combine, self.faulty, self.clip_update)
-            s = s.next(model=server_step(model, target, self.server_lr))
+            target = shared.combined(fed, replies, model, self.combine, self.faulty, self.clip_update)
+            s = s.next(model=shared.server_step(model, target, self.server_lr))
             yield s
 
     @on_client
-    def train(self, client: Client, model: Weights, round: int) -> Reply:
+    def train(self, client: Client, model: Weights, round: int) -> shared.Reply:
         """Train for E epochs on ℓ + μ ℓ_con; the result is also used in the next rounds' contrast."""
         previous = client.state or []
         objective = self.contrast(client, model, previous, client.loss)
-        training = local_training(client, self.lr_decay, round)
+        training = shared.local_training(client, self.lr_decay, round)
         trained = client.fit(model, epochs=self.epochs, objective=objective, training=training)
         if self.mu:
             client.state = [*previous, trained][-self.earlier_models :]
-        return Reply(trained, sample_weight(client, self.weighting))
+        return shared.Reply(trained, shared.sample_weight(client, self.weighting))
 
     def contrast(
         self, client: Client, received: Weights | None, previous: Sequence[Weights], base: Objective
@@ -118,7 +106,7 @@ class MOON(ParallelMethod):
 
     def cost(self, clients: int, model: int) -> int:
         """T·m·(2M + 8), as FedAvg: earlier models stay at their clients."""
-        return self.rounds * participants(clients, self.participation) * (2 * model + 8)
+        return self.replies(clients) * (2 * model + 8)
 
 
 @dataclass(frozen=True)

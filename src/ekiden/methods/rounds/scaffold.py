@@ -8,27 +8,14 @@ import torch
 from torch import Tensor
 
 from ekiden.authoring import Client, Count, Fed, Fraction, Positive, Size, State, Weights, on_client
-from ekiden.methods.blocks.rounds import (
-    Corrected,
-    Reply,
-    Weighting,
-    arrived,
-    at_server,
-    average,
-    every_round,
-    local_training,
-    participants,
-    sample,
-    sample_weight,
-    server_step,
-)
+from ekiden.methods.blocks import rounds as shared
 from ekiden.methods.blocks.secure import ModelSums, SecureMethod, secure_size, trainable
 
 
 class ControlledReply(NamedTuple):
     """What a client sends back: its model y and weight, and the change of its control variate, c_i⁺ - c_i."""
 
-    reply: Reply
+    reply: shared.Reply
     change: Weights
 
 
@@ -60,7 +47,7 @@ class SCAFFOLD(SecureMethod):
     """E, local epochs per round: K steps"""
     participation: Fraction = 1.0
     """S/N, share of the clients drawn for each round; at least one client"""
-    weighting: Weighting = "uniform"
+    weighting: shared.Weighting = "uniform"
     """p_i, weights of the average: uniform, or numbers of samples; control variates are averaged uniformly"""
     lr_decay: Fraction = 1.0
     """factor of the local learning rate after each round"""
@@ -69,7 +56,7 @@ class SCAFFOLD(SecureMethod):
     secure: bool = False
     """add up models in fixed point, so that between machines masks hide all but their sum"""
 
-    fits = every_round
+    fits = shared.every_round
     traits = replace(SecureMethod.traits, private=Tensor)
 
     def start(self) -> Controlled:
@@ -79,18 +66,18 @@ class SCAFFOLD(SecureMethod):
     def run(self, fed: Fed, s: Controlled) -> Iterator[State]:
         """Yield the state after each round."""
         while s.step < self.rounds:
-            x = at_server(fed, s.model)
+            x = shared.at_server(fed, s.model)
             c = torch.zeros_like(x.params) if s.control is None else s.control
-            chosen = sample(fed, self.participation)
+            chosen = shared.sample(fed, self.participation)
             if self.secure:
                 sums = fed.sum(self.add, chosen, x, x.with_params(c), s.step, len(chosen), at="server")
                 c, target = c + sums.other(0, c) / len(fed.clients), sums.mean(x)
             else:
-                sent = arrived(fed, {k: fed.call(self.train, k, x, x.with_params(c), s.step) for k in chosen})
+                sent = shared.arrived(fed, {k: fed.call(self.train, k, x, x.with_params(c), s.step) for k in chosen})
                 for update in sent.values():
                     c = c + update.change.params / len(fed.clients)  # by all N, so that c is always the mean of all c_i
-                target = average([update.reply for update in sent.values()])
-            s = s.next(model=server_step(x, target, self.server_lr), control=c)
+                target = shared.average([update.reply for update in sent.values()])
+            s = s.next(model=shared.server_step(x, target, self.server_lr), control=c)
             yield s
 
     @on_client
@@ -98,11 +85,13 @@ class SCAFFOLD(SecureMethod):
         """Take K steps along g - c_i + c, then update c_i."""
         c = control.params
         c_i = torch.zeros_like(c) if client.state is None else client.state
-        training = local_training(client, self.lr_decay, round)
-        corrected = Corrected(c - c_i, training.l2, training.clip_norm)
+        training = shared.local_training(client, self.lr_decay, round)
+        corrected = shared.Corrected(c - c_i, training.l2, training.clip_norm)
         y = client.fit(model, epochs=self.epochs, penalty=corrected, training=training)
         client.state = corrected.mean()  # c_i⁺, option II
-        return ControlledReply(Reply(y, sample_weight(client, self.weighting)), model.with_params(client.state - c_i))
+        return ControlledReply(
+            shared.Reply(y, shared.sample_weight(client, self.weighting)), model.with_params(client.state - c_i)
+        )
 
     @on_client
     def add(
@@ -115,4 +104,4 @@ class SCAFFOLD(SecureMethod):
     def cost(self, clients: int, model: Size) -> int:
         """T·m·(4M + 8): model and control variate down and up, a weight up; 8 bytes a value up if secure."""
         up = secure_size(model, trainable(model)) if self.secure else 2 * model + 8
-        return self.rounds * participants(clients, self.participation) * (2 * model + up)
+        return self.replies(clients) * (2 * model + up)

@@ -29,17 +29,8 @@ from ekiden.authoring import (
     require,
 )
 from ekiden.data.tasks import Need
+from ekiden.methods.blocks import rounds as shared
 from ekiden.methods.blocks.glam import alignment
-from ekiden.methods.blocks.rounds import (
-    arrived,
-    at_server,
-    last_iterate,
-    local_training,
-    mean_size,
-    participants,
-    sample,
-    with_sizes,
-)
 from ekiden.methods.rounds.spfl.host import ClientRound, Closing, Host, ServerRound, Vectors, host_named
 
 Order = Literal["latin", "random", "fixed"]
@@ -133,7 +124,7 @@ class SPFL(Method):
 
     traits = Traits(private=KeptInChains)
 
-    selection = last_iterate
+    selection = shared.last_iterate
 
     def __post_init__(self) -> None:
         if self.chain_order == "random" and self.length:
@@ -150,7 +141,7 @@ class SPFL(Method):
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse more chains, or longer chains, than there are participating clients."""
-        m = participants(len(clients), self.participation)
+        m = shared.participants(len(clients), self.participation)
         for name, number in (("chains", self.chains), ("length", self.length)):
             require(number <= m, name, number, f"at most {m}, the clients of a round")
 
@@ -163,7 +154,7 @@ class SPFL(Method):
         host, length = host_named(self.host), self.shape(len(fed.clients))[1]
         while s.step < self.steps(len(fed.clients)):
             round, position = divmod(s.step, length)
-            start = at_server(fed, s.cloud)
+            start = shared.at_server(fed, s.cloud)
             if position == 0:
                 s = self.opened(fed, s, start)
             seen = {client for sequence in s.sequences for client in sequence[:position]}
@@ -171,7 +162,7 @@ class SPFL(Method):
             for sequence, end in zip(s.sequences, s.ends, strict=True):
                 client = sequence[position]
                 opening = self.opening(host, start, s) if client not in seen else None
-                ends.append(fed.call(self.train, client, end, opening, mean_size(s.sizes), round))
+                ends.append(fed.call(self.train, client, end, opening, shared.mean_size(s.sizes), round))
                 seen.add(client)
             s = self.merged(fed, s, ends, round) if position == length - 1 else s.next(ends=tuple(ends))
             yield s
@@ -182,7 +173,7 @@ class SPFL(Method):
         s = replace(s, sequences=sequences, ends=(start,) * len(sequences))
         if not host_named(self.host).counts:
             return s
-        return replace(s, sizes=with_sizes(fed, self.count, visited(sequences), s.sizes))
+        return replace(s, sizes=shared.with_sizes(fed, self.count, visited(sequences), s.sizes))
 
     def opening(self, host: Host[Any], start: Weights, s: Chains) -> Opening | None:
         """Return what a client receives with its first visit of a round; nothing if it is not needed."""
@@ -194,11 +185,11 @@ class SPFL(Method):
         """Return the state after a round: every client visited closes it, and the host's server combines the ends."""
         host, n = host_named(self.host), len(fed.clients)
         told = visited(s.sequences) if host.closes else ()
-        closing = {k: fed.call(self.close, k, mean_size(s.sizes), round) for k in told}
-        came = arrived(fed, dict(enumerate(ends)))
+        closing = {k: fed.call(self.close, k, shared.mean_size(s.sizes), round) for k in told}
+        came = shared.arrived(fed, dict(enumerate(ends)))
         chains = [s.sequences[j] for j in came]
-        closings = arrived(fed, closing)
-        start = at_server(fed, s.cloud)
+        closings = shared.arrived(fed, closing)
+        start = shared.at_server(fed, s.cloud)
         after = host.merge(ServerRound(start, list(came.values()), chains, closings, n, s.memory))
         return s.next(model=after.model, cloud=after.start, memory=after.memory, ends=())
 
@@ -232,7 +223,7 @@ class SPFL(Method):
 
     def at(self, client: Client, kept: KeptInChains, size: float, round: int) -> ClientRound:
         """Return what is available to a host."""
-        training, (start, sent) = local_training(client, self.lr_decay, round), kept.opening
+        training, (start, sent) = shared.local_training(client, self.lr_decay, round), kept.opening
         return ClientRound(client, training, self.epochs, start, sent, kept.memory, size)
 
     def alignment(self, client: Client, model: Weights, kept: KeptInChains) -> Objective:
@@ -251,7 +242,7 @@ class SPFL(Method):
 
     def sequences(self, fed: Fed) -> tuple[tuple[str, ...], ...]:
         """Return the chains of this round."""
-        chosen, generator = sample(fed, self.participation), fed.generator("order")
+        chosen, generator = shared.sample(fed, self.participation), fed.generator("order")
         chains, length = self.shape(len(fed.clients))
 
         def shuffled() -> tuple[str, ...]:
@@ -264,7 +255,7 @@ class SPFL(Method):
 
     def shape(self, clients: int) -> tuple[int, int]:
         """Return S and L for this number of clients."""
-        m = participants(clients, self.participation)
+        m = shared.participants(clients, self.participation)
         return self.chains or m, self.length or m
 
     def steps(self, clients: int) -> int:
@@ -292,7 +283,7 @@ class SPFL(Method):
 
     def met(self, clients: int) -> int:
         """Return the clients that the chains of a round visit."""
-        return min(participants(clients, self.participation), sum(self.shape(clients)) - 1)
+        return min(shared.participants(clients, self.participation), sum(self.shape(clients)) - 1)
 
 
 def visited(sequences: Sequence[Sequence[str]]) -> tuple[str, ...]:
