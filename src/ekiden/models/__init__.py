@@ -11,19 +11,6 @@ from ekiden.data.kinds import Inputs, Table, Tokens
 from ekiden.data.kinds.arrays import SHORTEST
 from ekiden.data.tasks import Segmentation, Task
 from ekiden.models import images, pretrained
-from ekiden.models.images import (
-    cnn,
-    cnn_ma_echo,
-    cnn_signal,
-    cnn_tiny,
-    cnn_ua_pdfl,
-    lenet,
-    mlp,
-    mlp_ma_echo,
-    resnet18,
-    resnet18_gn,
-    vgg11,
-)
 from ekiden.models.linear import linear
 from ekiden.models.pretrained import LITE0, is_pretrained, load_weights, located, located_file
 from ekiden.models.split import Split, SplitNetwork
@@ -58,18 +45,18 @@ _Builder = Callable[[tuple[int, ...], int], SplitNetwork]
 
 # Builder and smallest side of an image in pixels; 0 if it also takes features (d,).
 _NETWORKS: dict[str, tuple[_Builder, int]] = {
-    "mlp": (mlp, 0),
+    "mlp": (images.mlp, 0),
     "linear": (linear, 0),
-    "mlp_ma_echo": (mlp_ma_echo, 0),
-    "lenet": (lenet, 16),
-    "cnn": (cnn, 18),
-    "cnn_tiny": (cnn_tiny, 4),
-    "cnn_ma_echo": (cnn_ma_echo, 8),
-    "cnn_ua_pdfl": (cnn_ua_pdfl, 4),
-    "resnet18": (resnet18, 1),
-    "resnet18_gn": (resnet18_gn, 1),
-    "vgg11": (vgg11, 32),
-    "cnn_signal": (cnn_signal, 0),
+    "mlp_ma_echo": (images.mlp_ma_echo, 0),
+    "lenet": (images.lenet, 16),
+    "cnn": (images.cnn, 18),
+    "cnn_tiny": (images.cnn_tiny, 4),
+    "cnn_ma_echo": (images.cnn_ma_echo, 8),
+    "cnn_ua_pdfl": (images.cnn_ua_pdfl, 4),
+    "resnet18": (images.resnet18, 1),
+    "resnet18_gn": (images.resnet18_gn, 1),
+    "vgg11": (images.vgg11, 32),
+    "cnn_signal": (images.cnn_signal, 0),
 }
 
 # Networks that give classes to pixels: builder and smallest side of an image.

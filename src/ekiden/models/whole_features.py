@@ -10,20 +10,7 @@ from torch import Tensor, nn
 
 from ekiden.base.errors import UserError
 from ekiden.base.sums import LARGEST
-from ekiden.models.patches import (
-    USUAL_POOLING,
-    Dictionary,
-    Patches,
-    PatchSums,
-    Pooling,
-    blank,
-    chosen,
-    filters_of,
-    from_images,
-    from_sums,
-    measure_patches,
-    usual_filters,
-)
+from ekiden.models import patches
 
 EXACT = 2**24 - 1
 """float32 holds whole numbers up to here exactly, so products of matrices are exact in any order"""
@@ -258,7 +245,7 @@ class PatchFeatures(WholeFeatures):
         shape: tuple[int, ...],
         width: int,
         sizes: Sequence[int],
-        how: Pooling = USUAL_POOLING,
+        how: patches.Pooling = patches.USUAL_POOLING,
         *,
         candidates: int = 1,
     ) -> None:
@@ -273,11 +260,11 @@ class PatchFeatures(WholeFeatures):
                 many filters, so that their features are 8192 at most.
         """
         super().__init__()
-        filters, channels = filters_of(width, how.pool), shape[0]
+        filters, channels = patches.filters_of(width, how.pool), shape[0]
         counts = [len(range(i, filters, len(sizes))) for i in range(len(sizes))]
         self.sizes = tuple(zip(counts, sizes, strict=True))
-        dictionaries = blank(channels, counts, sizes)
-        self.patches = Patches(shape, dictionaries, how, mean=(0.0,) * channels, std=(1.0,) * channels)
+        dictionaries = patches.blank(channels, counts, sizes)
+        self.patches = patches.Patches(shape, dictionaries, how, mean=(0.0,) * channels, std=(1.0,) * channels)
         self.candidates = candidates
         self.width = self.patches.width
         self.seed = torch.initial_seed()  # the run's, where its network is made
@@ -305,7 +292,7 @@ class PatchFeatures(WholeFeatures):
         x: Tensor,
         scaling: Scaling,
         draw: torch.Generator,
-        moments: Sequence[PatchSums] | None = None,
+        moments: Sequence[patches.PatchSums] | None = None,
         targets: Tensor | None = None,
     ) -> None:
         """Make filters, and let the largest answer of these images to each be 127.
@@ -328,7 +315,7 @@ class PatchFeatures(WholeFeatures):
             drawn = torch.Generator().manual_seed(self.seed)
             channels = images.shape[1]
             found = [
-                from_sums(PatchSums(*(part.cpu() for part in of)), count, drawn, channels)
+                patches.from_sums(patches.PatchSums(*(part.cpu() for part in of)), count, drawn, channels)
                 for of, (count, _) in zip(moments, self.sizes, strict=True)
             ]
         self.get_buffer("filters").copy_(torch.cat([d.filters.flatten() for d in found]))
@@ -343,7 +330,7 @@ class PatchFeatures(WholeFeatures):
         """
         drawn = torch.Generator().manual_seed(self.seed)
         with torch.no_grad(), torch.device("cpu"):
-            found = [usual_filters(count, drawn, self.patches.shape[0], side) for count, side in self.sizes]
+            found = [patches.usual_filters(count, drawn, self.patches.shape[0], side) for count, side in self.sizes]
             filters, gain = (torch.cat([part.flatten() for part in parts]) for parts in zip(*found, strict=True))
             scale = self.patches.usual_sums(gain) * REACH
         for name, values in (("filters", filters), ("gain", gain), ("scale", scale)):
@@ -352,22 +339,22 @@ class PatchFeatures(WholeFeatures):
 
     def _from_images(
         self, x: Tensor, images: Tensor, targets: Tensor | None, part: tuple[int, int], draw: torch.Generator
-    ) -> Dictionary:
+    ) -> patches.Dictionary:
         """Filters of one size, all that are drawn or the best of them."""
         count, size = part
         each = 2 * self.patches.how.pool**2
         drawn = max(count, min(self.candidates * count, _MOST_CANDIDATES // each))
-        of = from_images(images, drawn, draw, size)
+        of = patches.from_images(images, drawn, draw, size)
         if targets is None or drawn == count:
             return of
         mean, std = (self.get_buffer(name).flatten().tolist() for name in ("mean", "std"))
-        answers = Patches(self.patches.shape, [of], self.patches.how, mean=mean, std=std).to(x.device)
-        best = chosen(answers.sums(x).view(len(x), drawn, each).cpu(), targets.cpu(), count)
-        return Dictionary(of.filters[best], of.gain[best])
+        answers = patches.Patches(self.patches.shape, [of], self.patches.how, mean=mean, std=std).to(x.device)
+        best = patches.chosen(answers.sums(x).view(len(x), drawn, each).cpu(), targets.cpu(), count)
+        return patches.Dictionary(of.filters[best], of.gain[best])
 
-    def moments(self, batches: Iterable[Tensor], scaling: Scaling) -> tuple[PatchSums, ...]:
+    def moments(self, batches: Iterable[Tensor], scaling: Scaling) -> tuple[patches.PatchSums, ...]:
         """Second moments of the patches of each size in batches of inputs, on the CPU."""
-        total: tuple[PatchSums, ...] = ()
+        total: tuple[patches.PatchSums, ...] = ()
         self._scale_by(*scaling)
         for x in batches:
             if not self._are_bytes(x):
@@ -376,7 +363,7 @@ class PatchFeatures(WholeFeatures):
                     "them alike: leave it out, or divide the images by their largest value"
                 )
             images = self._bytes(x)
-            own = tuple(measure_patches(images, size) for _, size in self.sizes)
+            own = tuple(patches.measure_patches(images, size) for _, size in self.sizes)
             total = tuple(a.plus(b) for a, b in zip(total, own, strict=True)) if total else own
         return total
 

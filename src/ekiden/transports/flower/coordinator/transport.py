@@ -19,20 +19,10 @@ from ekiden.training.objective import Work
 from ekiden.training.weights import Weights
 from ekiden.transports.flower.coordinator.courier import Courier, Message
 from ekiden.transports.flower.silo.shelf import is_place
-from ekiden.transports.flower.trust import custody, sealing
+from ekiden.transports.flower.trust import custody, parcel, sealing
 from ekiden.transports.flower.trust import report as measured
 from ekiden.transports.flower.trust.agreement import Agreement
 from ekiden.transports.flower.trust.custody import Record, SignedTally, Tally
-from ekiden.transports.flower.trust.parcel import (
-    Absence,
-    Answer,
-    Ask,
-    ParcelPart,
-    arguments_key,
-    check,
-    check_claims,
-    value_key,
-)
 from ekiden.transports.flower.trust.report import Reported, SiloReport, fits, row_of, rows, total_of
 from ekiden.transports.flower.trust.sealing import Lock, Party, Plain, Reader, Sealer
 
@@ -40,7 +30,7 @@ Slot = tuple[Ref[Any], str, int]
 """A value for a reader in a step; ("", 0) if nothing is sealed, step 0 for the server."""
 
 
-def check_answer(ref: Ref[Any], answer: Answer) -> None:
+def check_answer(ref: Ref[Any], answer: parcel.Answer) -> None:
     """Refuse numbers that no task can have."""
     if min(answer.size, answer.forward, answer.backward) < 0:
         raise unusable(ref.owner, f"account of {ref.key}", "a count in it is negative")
@@ -81,7 +71,7 @@ def checked_tally(
     return found
 
 
-def checked_record(agreed: Agreement, ref: Ref[Any], answer: Answer) -> Record:
+def checked_record(agreed: Agreement, ref: Ref[Any], answer: parcel.Answer) -> Record:
     """Return a silo's account of what it did, for the chain of custody."""
     record = custody.parse(answer.record)
     hop = record.hop
@@ -155,7 +145,7 @@ class Remote(Transport):
         self._done: dict[Ref[Any], tuple[Work, Record | None]] = {}  # what was done in this step
         self._before: dict[Ref[Any], str | None] = {}  # place of the private state before each task of this step
         self._records: dict[Ref[Any], str] = {}  # signed, of the values that are needed
-        self._planned: tuple[frozenset[Absence], Outline | None] | None = None
+        self._planned: tuple[frozenset[parcel.Absence], Outline | None] | None = None
         self._full = self._plan_without(frozenset())
 
     def submit(self, request: Request) -> None:
@@ -176,10 +166,14 @@ class Remote(Transport):
         for ref in foreign:
             self._order(ref, reader)
         values = [self._fetch(ref, reader) for ref in foreign]
-        parts = tuple(ParcelPart(r.owner, r.key, len(v), lock) for r, (lock, v) in zip(foreign, values, strict=True))
+        parts = tuple(
+            parcel.ParcelPart(r.owner, r.key, len(v), lock) for r, (lock, v) in zip(foreign, values, strict=True)
+        )
         place = {"step": request.step, "call": request.call, "task": request.task}
         ask = self._ask("task", request.client, **place, parts=parts, members=members)
-        arguments, locks = self._sealer.seal(Encoded.of(wire.encode(request.args)), arguments_key(ask), (reader,))
+        arguments, locks = self._sealer.seal(
+            Encoded.of(wire.encode(request.args)), parcel.arguments_key(ask), (reader,)
+        )
         together = bool(request.among) and self.regroups  # no part leaves a silo before all have one
         readers = self._readers(result, server=request.task in self._read_by_server and not together)
         lock = locks[0] if locks else None
@@ -224,12 +218,12 @@ class Remote(Transport):
             self._missed(ref, missing)
             raise
         try:
-            name = value_key(ref.key, self._absences if self._full else ())
+            name = parcel.value_key(ref.key, self._absences if self._full else ())
             plain = self._sealer.open(data, lock, ref.owner, name, lock.step if lock else 0)
             value = wire.decode(plain.data, payload_types(self._method, task)[1])
-            check(value, self._network, whole=False)
+            parcel.check(value, self._network, whole=False)
             if ref.owner in self._held:
-                check_claims(value, self._held[ref.owner])
+                parcel.check_claims(value, self._held[ref.owner])
         except wire.WireError as error:
             raise unusable(ref.owner, f"value {ref.key}", str(error)) from None
         if wire.size(value) != self._sizes[ref]:
@@ -337,16 +331,16 @@ class Remote(Transport):
             self._note(checked_tally(self._agreed, client, answer.record, *given, last=last))
         return found
 
-    def _ask(self, kind: str, client: str, **changes: Any) -> Ask:
+    def _ask(self, kind: str, client: str, **changes: Any) -> parcel.Ask:
         steps, live = self._settled
         keep = tuple(sorted(ref.key for ref in live if ref.owner == client))
         absent = self._absences if self._full else [(step, client) for step in self._void.get(client, ())]
         state = self._states.get(client, self._written.get(client, ""))
-        ask = Ask(kind, self._terms, state=state, settled=steps, keep=keep, absent=tuple(sorted(absent)))
+        ask = parcel.Ask(kind, self._terms, state=state, settled=steps, keep=keep, absent=tuple(sorted(absent)))
         return replace(ask, **changes)
 
     @property
-    def _absences(self) -> frozenset[Absence]:
+    def _absences(self) -> frozenset[parcel.Absence]:
         """Return which clients were missing in which step."""
         return frozenset((step, client) for client, steps in self._void.items() for step in steps)
 
@@ -355,7 +349,7 @@ class Remote(Transport):
         """Return what the method asks for without the clients missing so far, if that is known."""
         return self._plan_without(self._absences) if self._full else None
 
-    def _plan_without(self, absent: frozenset[Absence]) -> Outline | None:
+    def _plan_without(self, absent: frozenset[parcel.Absence]) -> Outline | None:
         if self._planned is None or self._planned[0] != absent:
             away = absent.__contains__
             self._planned = absent, outline(self._setup, self._agreed.clients, None, lambda *place: away(place))
@@ -459,7 +453,7 @@ class Remote(Transport):
         self._void.setdefault(client, set()).add(self._step)
         self._states.pop(client, None)
 
-    def _keep(self, ref: Ref[Any], answer: Answer, value: memoryview) -> None:
+    def _keep(self, ref: Ref[Any], answer: parcel.Answer, value: memoryview) -> None:
         check_answer(ref, answer)
         self._sizes[ref] = answer.size
         self._records[ref] = answer.record
