@@ -44,9 +44,9 @@ class Soft:
 
     def __init__(self, module: Patches, gain: Tensor) -> None:
         self._filters = module.filters.view(-1, module.shape[0], SIZE, SIZE)
-        self._thresholds = gain * module.threshold
+        self._thresholds = gain * module.how.threshold
         positions = [side - SIZE + 1 for side in module.shape[1:]]
-        self._rows, self._columns = (_regions(n, module.pool) for n in positions)
+        self._rows, self._columns = (_regions(n, module.how.pool) for n in positions)
         self._scale = module.scale
 
     def __call__(self, pixels: Tensor) -> Tensor:
