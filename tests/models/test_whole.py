@@ -173,7 +173,7 @@ def test_filters_that_would_not_be_exact_are_refused() -> None:
     loud = torch.full((4 * 121,), 127, dtype=torch.int8)
     loud[::2] = -127
     with pytest.raises(UserError, match="too large for exact sums"):
-        wide.adopt((loud, *wide.tell()[1:]))
+        wide.adopt((loud, torch.ones_like(wide.tell()[1]), *wide.tell()[2:]))
 
 
 def test_normalised_images_have_the_features_of_the_bytes_behind_them() -> None:

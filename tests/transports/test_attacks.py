@@ -597,7 +597,7 @@ def test_whoever_runs_a_silo_sees_what_was_asked(tmp_path: Path) -> None:
 def files_of(folder: Path) -> list[str]:
     """What a silo stored, its own records of who asked, and when, apart."""
     found, own = folder.rglob("*") if folder.exists() else iter(()), {"requests.log", "requests.json"}
-    own |= {"requests.lock", "days.json", "days.lock"}
+    own |= {".requests.log.lock", "days.json", "days.lock"}
     return sorted(str(p.relative_to(folder)) for p in found if p.is_file() and p.name not in own)
 
 
