@@ -190,7 +190,7 @@ class ShortColumns(NamedTuple):
 
     @classmethod
     def of(cls, matrix: Tensor, kind: torch.dtype = torch.int16) -> "ShortColumns":
-        """Return `matrix` (D, C), each number rounded to whole units; the largest of a column is as many as fit."""
+        """Return `matrix` (D, C), each number rounded to whole units; the largest of a column is the most that fits."""
         matrix, most = matrix.double(), torch.iinfo(kind).max
         units = (matrix.abs().amax(0) / most).float()
         counts = (matrix / torch.where(units > 0, units, 1)).round().clamp(-most, most)
