@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ekiden import models
 from ekiden.api import as_federation, with_metric
-from ekiden.base.checks import Fraction, Range, checked
+from ekiden.base.checks import Fraction, Range, checked, plain
 from ekiden.base.errors import UserError, counted, unknown
 from ekiden.base.files import is_held, path_of
 from ekiden.base.outside import require_extra
@@ -147,7 +147,7 @@ def _calibrated(
     found = test.figures(test.scores(result.weights, full=True))
     how = Recalibration.fitted(form, found, threshold, model_in(path))
     how.write(path)
-    return {**test(result.weights, (), last=True), "recalibration": how.to_json()}
+    return {**test(result.weights, (), last=True), "recalibration": plain(how)}
 
 
 def show(folder: Folder) -> str:
