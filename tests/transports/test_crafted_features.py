@@ -23,7 +23,7 @@ from ekiden.data.tasks import Classification
 from ekiden.engine import wire
 from ekiden.engine.method import INITIAL, Method, on_client
 from ekiden.engine.wire import Encoded
-from ekiden.methods import GLM, DeepAFL, FedGram, FedKrylov, FedRAN, FedSeq, between_machines, with_lap
+from ekiden.methods import GLM, DeepAFL, FedGram, FedKrylov, FedRAN, FedSeq, Trees, between_machines, with_lap
 from ekiden.methods.exact import closing
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_of
 from ekiden.methods.exact.closing import ClosingLap
@@ -313,6 +313,7 @@ ALL = FedGram(features="patches", patch="3", width=32, min_active=10, dictionary
     ("method", "more", "said"),
     [
         (FedGram(width=400), {}, "fedgram has min_active = 0, client-0 wants 10 or more: give min_active 10"),
+        (Trees(), {}, "trees has min_active = 0, client-0 wants 10 or more: give min_active 10"),
         (FedGram(width=400, min_active=10), {}, "the first silo of fedgram chooses the features, .* dictionary='seed'"),
         (ALL, {}, "the first silo of fedgram chooses the features"),
         (FedGram(width=400, topology="star", **SAFE), {}, "has topology = 'star', client-0 allows only 'chain'"),

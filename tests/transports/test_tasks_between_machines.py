@@ -21,7 +21,7 @@ from ekiden.data.tasks import terms as task_terms
 from ekiden.engine import wire
 from ekiden.engine.folder import read_config
 from ekiden.engine.method import Method
-from ekiden.methods import GLM, DFedAvgM, FedAvg, FedGram, FedOV, FedPer, FedSeq, with_lap
+from ekiden.methods import GLM, DFedAvgM, FedAvg, FedGram, FedOV, FedPer, FedSeq, Trees, with_lap
 from ekiden.models import _NETWORKS, _SPECIAL
 from ekiden.models.split import SplitNetwork
 from ekiden.recipe import Recipe
@@ -318,6 +318,18 @@ def test_silos_agree_on_the_scale_of_what_is_predicted(tmp_path: Path, command: 
         out.write_text(json.dumps(made | {"targets": targets}))
         with pytest.raises(UserError, match="agreed"):
             read(files[0]).load()
+
+
+def test_trees_from_masked_sums_are_those_of_one_machine(tmp_path: Path) -> None:
+    nodes, method = Nodes(tmp_path, "regression"), Trees(rounds=2, trees=2, depth=2, min_active=10)
+    plan: RemotePlan[Method] = RemotePlan(Recipe(method, seed=3, evaluate_every=0), ",".join(NAMES))
+    result = session.run(plan, nodes, tmp_path / "run", nodes.public, lambda line: None, poll=0)
+    there, one = result.weights, run_here(method, data("regression"), seed=3).weights
+    assert there
+    assert one
+    assert there.params.any()
+    assert all(torch.equal(a, b) for a, b in zip(vars(there).values(), vars(one).values(), strict=True))
+    assert verify(tmp_path / "run", nodes.public).wrong == ()
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from ekiden.methods.exact.closing import LAP, ClosingLap, lapped, with_lap
 from ekiden.methods.exact.fedgram import FedGram
 from ekiden.methods.exact.fedkrylov.fedkrylov import FedKrylov
 from ekiden.methods.exact.fedran import FedRAN
+from ekiden.methods.exact.trees import Trees
 from ekiden.methods.gossip.criticalfl.criticalfl import CriticalFL
 from ekiden.methods.gossip.criticalfl.criticalfl_server import CriticalFLServer
 from ekiden.methods.gossip.dfedavgm import DFedAvgM
@@ -60,6 +61,7 @@ SORTS: dict[str, tuple[type[Method], ...]] = {
     "chains: one model, handed from client to client": (FedELMY, FedSeq, FedTasuki, SFedKD),
     "exact sums: the classifier of fixed features, from sums that clients hand on": (FedGram, FedKrylov, FedRAN),
     "regression: with standard errors, from sums that clients hand on": (GLM,),
+    "trees: boosted trees and forests, from histograms that clients hand on": (Trees,),
     "one round: each client trains once, the server combines": (
         *(FedELMYParallel, Average, Ensemble, OTFusion, PFNM, FedMA, MAEcho, FisherMerging, RegMean, FedFisher, FedLPA),
         *(DENSE, CoBoosting, FedOV, FedPFT, FuseFL, DeepAFL, FENS),
@@ -126,11 +128,14 @@ def name_of(kind: type[Method]) -> str:
 def between_machines(kind: type[Method]) -> Method:
     """Return the method with its defaults for runs between machines.
 
-    No party chooses the features that are summed, and sums are whole numbers, which can be masked.
+    No party chooses the features that are summed, and sums are whole numbers, which can be masked. Features, and groups
+    of samples, are of 10 samples at least.
     """
     method = kind()
     if isinstance(method, FedKrylov):
         method = replace(method, sums="whole")
+    if isinstance(method, Trees):
+        return replace(method, min_active=10)
     return replace(method, dictionary="seed", min_active=10) if isinstance(method, FixedFeatures) else method
 
 
@@ -219,6 +224,7 @@ __all__ = [
     "OTFusion",
     "RegMean",
     "SFedKD",
+    "Trees",
     "among",
     "between_machines",
     "check_needs",

@@ -18,7 +18,7 @@ from ekiden.engine.method import INITIAL, Method
 from ekiden.engine.subgroups import divisions
 from ekiden.engine.wire import SERVER, Ref
 from ekiden.engine.worker import Setup
-from ekiden.methods import GLM, LAP, DeepAFL
+from ekiden.methods import GLM, LAP, DeepAFL, Trees
 from ekiden.methods.blocks.secure import SecureMethod
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures
 from ekiden.training import frozen
@@ -86,7 +86,7 @@ def _check_method(file: SiloFile, method: Method) -> None:
         if (value := getattr(method, field)) not in allowed:
             listed = f"only {', '.join(map(repr, allowed))}" if allowed else "none unless its file says so"
             raise UserError(f"{title} has {field} = {value!r}, {name} allows {listed} (allow.{title} in its silo.toml)")
-    if isinstance(method, FixedFeatures) and method.min_active < limits.min_active:
+    if isinstance(method, (FixedFeatures, Trees)) and method.min_active < limits.min_active:
         raise UserError(
             f"{title} has min_active = {method.min_active}, {name} wants {limits.min_active} or more: give "
             f"--min-active {limits.min_active} (limits.min_active in its silo.toml)"

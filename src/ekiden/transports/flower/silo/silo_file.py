@@ -90,7 +90,7 @@ class Limits(Checked):
     single samples from them: the first silo, the one with the model before a closing lap, the coordinator of deepafl"""
     min_active: CountOrZero = 10
     """smallest k of a run (its `min_active`): sums leave out features that vary in fewer than k samples here, and
-    samples of classes with fewer than k samples"""
+    samples of classes with fewer than k samples; histograms of `trees` are of groups of k samples or more"""
     min_samples: Count = 10
     """nothing is told about fewer test samples than this. If the coordinator could have made a model, bins of its
     scores with fewer samples are joined"""

@@ -1,0 +1,515 @@
+"""Boosted trees and forests, equal to those of pooled data, from histograms that clients add up."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ekiden.authoring import (
+    INITIAL,
+    VECTORS,
+    Client,
+    Count,
+    CountOrZero,
+    Fed,
+    Fraction,
+    Method,
+    NonNegative,
+    Range,
+    Ref,
+    Size,
+    State,
+    Task,
+    Traits,
+    UserError,
+    Weights,
+    on_client,
+)
+from ekiden.base.modular import fixed, real
+from ekiden.base.seeds import derive
+from ekiden.data.tasks import Classification, MultiLabel
+from ekiden.engine.federation import in_order
+from ekiden.models.linear import Indicators, Linear, linear
+from ekiden.training import frozen
+from ekiden.training.network import Network
+
+_CELLS = 1024  # of the grid on which quantiles are found
+_SAMPLES = 2**24  # of all clients; sums of fewer have room
+_WHOLE = 2.0**53  # float64 adds up whole numbers below it in any order
+_LEAST_GAIN = 1e-6  # as XGBoost has it
+_FAR = 1e30  # a threshold that no number exceeds: a node that is not split
+
+
+@dataclass(frozen=True, eq=False)
+class Histogram:
+    """Whole-number sums over samples.
+
+    Attributes:
+        cells: (D, 1024) int64 samples in each cell of the grid, in the first lap; then (P, V, m, B, 2C) int64 gradients
+            and second derivatives in units of 2^-28, for each node, each of its columns and each bin.
+        labels: (C,) or (K,) int64 samples with each label, in the first lap; then empty.
+    """
+
+    cells: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        """Check what may come from another party."""
+        if {self.cells.dtype, self.labels.dtype} != {torch.int64} or self.labels.ndim != 1:
+            raise UserError("histograms must be whole numbers: use one version of Ekiden everywhere")
+
+    def plus(self, other: "Histogram") -> "Histogram":
+        """Return the sums over the samples of both."""
+        if (self.cells.shape, self.labels.shape) != (other.cells.shape, other.labels.shape):
+            raise UserError("histograms of other columns cannot be combined: use the same data schema everywhere")
+        return Histogram(self.cells + other.cells, self.labels + other.labels)
+
+
+class Bins(NamedTuple):
+    """What follows from the first lap.
+
+    Attributes:
+        edges: (D, B - 1) float32, ascending; bin b has the numbers above edge b - 1 and up to edge b.
+        base: (C,) float64, the output before the first tree.
+    """
+
+    edges: Tensor
+    base: Tensor
+
+
+class Splits(NamedTuple):
+    """One more level of the P trees of a round.
+
+    Attributes:
+        column: (P, V) int64, which column decides at each node.
+        edge: (P, V) int64, the number of the edge up to which samples go left; B - 1: all do, the node is not split.
+        leaves: (P, 2V, C) float32, outputs of the leaves after the last level; otherwise (P, 0, C).
+    """
+
+    column: Tensor
+    edge: Tensor
+    leaves: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Growing:
+    """What a client keeps between laps.
+
+    Attributes:
+        told: how many laps it has heard of; see `Trees.run`.
+        edges: of the bins; see `Bins`.
+        base: the output before the first tree.
+        bins: (n, D) uint8, the bin of each number of the training samples.
+        output: (n, C) float64, the sum of all leaves for each training sample.
+        node: (n, P) int64, the node of each sample in the trees of this round.
+        column: (R·P, 2^d - 1) int64, columns of the nodes so far.
+        edge: (R·P, 2^d - 1) int64, their edges.
+        leaves: (R·P, 2^d, C) float32.
+        seed: of the columns that nodes choose among.
+    """
+
+    told: int
+    edges: Tensor
+    base: Tensor
+    bins: Tensor
+    output: Tensor
+    node: Tensor
+    column: Tensor
+    edge: Tensor
+    leaves: Tensor
+    seed: int
+
+
+@dataclass(frozen=True)
+class Adding(State):
+    """The state with the sums so far and the news of the last lap; there is no model before the last step."""
+
+    model: Ref[Weights] | Weights | None = None
+    news: Ref[Bins] | Ref[Splits] | None = None
+    sums: Ref[Histogram] | None = None
+
+
+class Forest(nn.Module):
+    """Complete binary trees whose leaves are added up.
+
+    Attributes:
+        codes: how many of the last columns are codes of categories.
+        column: (T, 2^d - 1) int64, which column decides at each node; the two nodes below node v are 2v + 1 and 2v + 2.
+        threshold: (T, 2^d - 1) float32; up to it samples go left.
+        leaves: (T, 2^d, C) float32, a parameter.
+        base: (C,) float32.
+        seed: () int64, drawn by the run's seed, of the columns that nodes choose among.
+    """
+
+    column: Tensor
+    threshold: Tensor
+    base: Tensor
+    seed: Tensor
+
+    def __init__(self, width: int, codes: int, trees: int, depth: int, classes: int, each: int) -> None:
+        super().__init__()
+        self.width, self.codes, self.depth, self.classes = width, codes, depth, classes
+        inner = 2**depth - 1
+        self.register_buffer("column", torch.zeros(trees, inner, dtype=torch.int64))
+        self.register_buffer("threshold", torch.full((trees, inner), _FAR))
+        self.register_buffer("base", torch.zeros(each))
+        self.register_buffer("seed", torch.randint(2**62, ()))
+        self.leaves = nn.Parameter(torch.zeros(trees, 2**depth, each))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, ...) to (b, K) logits, or standardised numbers."""
+        x = x.flatten(1).float()
+        tree = torch.arange(len(self.column), device=x.device)
+        node = torch.zeros(x.shape[0], len(tree), dtype=torch.int64, device=x.device)
+        for _ in range(self.depth):
+            right = x.gather(1, self.column[tree, node]) > self.threshold[tree, node]
+            node = 2 * node + 1 + right.long()
+        found = self.leaves[tree, node - (2**self.depth - 1)].sum(1) + self.base
+        return F.pad(found, (1, 0)) if found.shape[1] < self.classes else found
+
+    def grid(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the 1,023 boundaries of numbers, denser near 0, and those of codes; float32."""
+        u = torch.arange(1, _CELLS, dtype=torch.float64) / (_CELLS / 2) - 1
+        return (u / (1 - u.abs())).float().to(device), (torch.arange(1, _CELLS) - 0.5).to(device)
+
+
+@dataclass(frozen=True)
+class Trees(Method):
+    """Clients add up histograms of gradients, from which the last one grows boosted trees or a forest, level by level.
+
+    Tianqi Chen, Carlos Guestrin: XGBoost: A Scalable Tree Boosting System. KDD 2016. https://arxiv.org/abs/1603.02754
+    (equations 6 and 7; histograms as in section 3.3). Splits of random forests from sums of clients: Rémi Khellaf et
+    al.: Principled Federated Random Forests for Heterogeneous Data (FedForest). 2026. https://arxiv.org/abs/2602.03258.
+
+    A round grows P trees at the same time, each on columns of its own. With P = 1 that is boosting; with one round it
+    is a random forest of the second-order objective. A tree of depth d takes d laps, however many grow together.
+    Histograms are whole numbers, so that the trees are those of pooled data, bit for bit.
+
+    Departures from the paper: bins are quantiles of all samples on a fixed grid, and the same in all nodes. A tree has
+    one leaf value for each class, and splits for all of them. All nodes of a level are split that gain by it. Samples
+    are not drawn; trees of a round differ by their columns. Columns with gaps say so in another column.
+    """
+
+    rounds: Count = 10
+    """R, how many times trees are grown on what the trees before left to explain"""
+    trees: Count = 10
+    """P, trees that grow at the same time in each round; each counts one P-th"""
+    depth: Annotated[int, Range(least=1, most=12)] = 4
+    """d, levels of a tree, which has 2^d leaves at most"""
+    bins: Annotated[int, Range(least=2, most=256)] = 16
+    """B, bins of each column"""
+    columns: Fraction = 0.5
+    """m/D, share of the columns among which a node chooses; they are drawn for each node"""
+    shrinkage: Fraction = 0.5
+    """η, the share of each round's step that is taken"""
+    ridge: NonNegative = 1.0
+    """λ, added to the second derivatives of a leaf"""
+    min_hessian: NonNegative = 1.0
+    """least sum of second derivatives in a leaf: samples in regression, p(1 - p) of them in classification"""
+    min_active: CountOrZero = 0
+    """k; a client replaces its samples by the means of groups of k or more similar ones, and knows labels only by
+    group. With 0 it does not, and the trees are those of pooled data"""
+    order: str = "given"
+    """order of the clients: given, reversed, random, or names separated by commas; the last one grows the trees"""
+
+    traits = Traits(private=Growing, averages=False, needs=VECTORS)
+
+    def check(self, clients: Sequence[str]) -> None:
+        """Refuse an order that does not name the clients."""
+        in_order(self.order, clients)
+
+    def with_source(self, model: str, pretrained: str) -> tuple["Trees", str, str]:
+        """Numbers and codes of a table; no other network is possible."""
+        if model not in ("auto", "linear") or pretrained:
+            raise UserError("trees is a model of its own: leave out --model and --pretrained")
+        return self, "linear", ""
+
+    def own_network(self, network: nn.Module, shape: tuple[int, ...], classes: int, task: Task) -> nn.Module:
+        """Return trees that are not split yet."""
+        base = network if isinstance(network, Linear) else linear(shape, classes)
+        texts = base is not network and any(isinstance(part, nn.Embedding) for part in network.modules())
+        if texts or any(True for _ in frozen.fixed(network)):
+            raise UserError("trees is a model of its own for numbers and tables: leave out the model, and --train")
+        codes = len(base.features.levels) if isinstance(base.features, Indicators) else 0
+        each = 1 if classes == 2 and isinstance(task, Classification) else classes
+        return Forest(torch.Size(shape).numel(), codes, self.rounds * self.trees, self.depth, classes, each)
+
+    def start(self) -> Adding:
+        """Start without sums."""
+        return Adding()
+
+    def run(self, fed: Fed, s: Adding) -> Iterator[State]:
+        """Yield the state after each hop. A lap ends at the last client, which chooses bins, splits and leaves.
+
+        The first lap counts samples in cells of the grid; each other one adds up the histograms of one level.
+        """
+        order, laps = fed.order(self.order), 1 + self.rounds * self.depth
+        while s.step < self.steps(len(order)):
+            lap, hop = divmod(s.step, len(order))
+            client, news = order[hop], s.news
+            sums: Ref[Histogram]
+            if lap == 0:
+                sums = fed.sum(self.count, [client], INITIAL, plus=s.sums)
+            elif lap == 1:
+                sums = fed.sum(self.begin, [client], INITIAL, news, plus=s.sums)
+            else:
+                sums = fed.sum(self.grow, [client], news, plus=s.sums)
+            if hop < len(order) - 1:
+                s = s.next(sums=sums)
+            elif lap == 0:
+                s = s.next(news=fed.call(self.bin, client, INITIAL, sums), sums=None)
+            elif lap < laps - 1:
+                s = s.next(news=fed.call(self.split, client, sums), sums=None)
+            else:
+                s = s.next(model=fed.call(self.finish, client, INITIAL, sums), news=None, sums=None)
+            yield s
+
+    @on_client
+    def count(self, client: Client, model: Weights, before: Histogram | None) -> Histogram:
+        """Add the client's samples in each cell of the grid, and with each label, to those received."""
+        forest = cast(Forest, client.network(model))
+        x, y = self._samples(client, forest)
+        grid, numbers = forest.grid(x.device), x.T.contiguous()
+        cell = torch.stack([torch.bucketize(row, grid[self._coded(forest, c)]) for c, row in enumerate(numbers)])
+        cell = cell + _CELLS * torch.arange(forest.width, device=x.device)[:, None]
+        counts = torch.bincount(cell.flatten(), minlength=_CELLS * forest.width).view(-1, _CELLS)
+        return client.added(before, Histogram(counts, client.task.counts(y, client.classes).to(x.device)))
+
+    @on_client
+    def bin(self, client: Client, model: Weights, totals: Histogram) -> Bins:
+        """Return bins of about as many samples each, and the outputs that fit best without trees."""
+        forest = cast(Forest, client.network(model))
+        grid = forest.grid(torch.device("cpu"))
+        below = totals.cells.cpu().cumsum(1)
+        ranks = below[:, -1:] * torch.arange(1, self.bins) / self.bins
+        place = torch.searchsorted(below.double(), ranks.double()).clamp(max=_CELLS - 2)
+        edges = torch.stack([grid[self._coded(forest, c)][place[c]] for c in range(forest.width)])
+        labels, base = totals.labels.cpu().double() + 0.5, torch.zeros(forest.base.numel(), dtype=torch.float64)
+        if isinstance(client.task, Classification):
+            found = (labels * torch.tensor(client.task.weights or 1.0, dtype=torch.float64)).log()
+            base = found[1:] - found[:1] if len(base) < len(found) else found - found.mean()
+        elif isinstance(client.task, MultiLabel):
+            base = (labels / (below[0, -1] + 1 - labels)).log()
+        return Bins(edges, base.float().double())
+
+    @on_client
+    def begin(self, client: Client, model: Weights, bins: Bins, before: Histogram | None) -> Histogram:
+        """Set the bins, and add the histograms of the first level."""
+        forest = cast(Forest, client.network(model))
+        x, y = self._samples(client, forest)
+        fits = (forest.width, self.bins - 1), forest.base.shape
+        if (tuple(bins.edges.shape), bins.base.shape) != fits or bins.base.dtype != torch.float64:
+            raise UserError("the bins received are of other columns: use the same data schema everywhere")
+        found = torch.searchsorted(bins.edges, x.T.contiguous()).T.to(torch.uint8)
+        output = bins.base.repeat(len(x), 1)
+        node = torch.zeros(len(x), self.trees, dtype=torch.int64, device=x.device)
+        column, edge = torch.zeros_like(forest.column), torch.full_like(forest.column, self.bins - 1)
+        leaves, seed = forest.leaves.detach().clone(), int(forest.seed)
+        client.state = Growing(1, *bins, found, output, node, column, edge, leaves, seed)
+        return client.added(before, self._histogram(client, client.state, y))
+
+    @on_client
+    def grow(self, client: Client, news: Splits, before: Histogram | None) -> Histogram:
+        """Split as was chosen, and add the histograms of the next level."""
+        client.state = self._told(client.state, news)
+        return client.added(before, self._histogram(client, client.state, self._labels(client)))
+
+    @on_client
+    def split(self, client: Client, totals: Histogram) -> Splits:
+        """Return the best splits that follow from the totals; after the last level of a round also the leaves."""
+        return self._best(client.state, totals)
+
+    @on_client
+    def finish(self, client: Client, model: Weights, totals: Histogram) -> Weights:
+        """Return the trees, with the last level that follows from the totals."""
+        news = Splits(*(part.to(totals.cells.device) for part in self._best(client.state, totals)))
+        grown = self._told(client.state, news)
+        forest = cast(Forest, client.network(model))
+        edges = F.pad(grown.edges, (0, 1), value=_FAR)
+        with torch.no_grad():
+            forest.column.copy_(grown.column)
+            forest.threshold.copy_(edges[grown.column, grown.edge])
+            forest.base.copy_(grown.base)
+            forest.leaves.requires_grad_(True).copy_(grown.leaves)
+        return Network(forest, forest.leaves.device).weights()
+
+    def _samples(self, client: Client, forest: Forest) -> tuple[Tensor, Tensor]:
+        """Return the numbers (n, D) float32 of the samples or of their groups, and labels; no pass is made."""
+        y = self._labels(client)
+        parts = [x.flatten(1).float() for x, _ in client.batches(passes=0, shuffle=False)] if len(y) else []
+        x = torch.cat(parts) if parts else client.unit().flatten(1)[:0].float()
+        if self.min_active and len(x):
+            x = grouped(x.cpu().double(), self.min_active, forest.codes).to(x)
+        return x, y
+
+    def _labels(self, client: Client) -> Tensor:
+        """Return the labels of the client's samples; of fewer than k none."""
+        y = client.data.train.y.to(client.unit().device)
+        return y if len(y) >= self.min_active else y[:0]
+
+    def _coded(self, forest: Forest, column: int) -> bool:
+        """Return whether a column has codes of categories."""
+        return column >= forest.width - forest.codes
+
+    def _histogram(self, client: Client, s: Growing, y: Tensor) -> Histogram:
+        """Return the sums of a client in each node, over the columns drawn for it and their bins."""
+        drawn, stats = self._drawn(s).to(y.device), _derivatives(client.task, s.output, y)
+        cells = torch.zeros(*drawn.shape, self.bins, stats.shape[1], dtype=torch.int64, device=y.device)
+        offsets = self.bins * torch.arange(drawn.shape[1] * drawn.shape[2], device=y.device).view(drawn.shape[1:])
+        for tree, columns in enumerate(drawn):
+            node = s.node[:, tree]
+            at = (offsets[node] + s.bins.gather(1, columns[node])).flatten()  # n·m
+            for k, part in enumerate(stats.T):
+                sums = torch.bincount(at, part.repeat_interleave(drawn.shape[2]), offsets.numel() * self.bins)
+                cells[tree, ..., k] = sums.view(cells.shape[1:4])
+        return Histogram(cells, s.node.new_zeros(0))
+
+    def _drawn(self, s: Growing) -> Tensor:
+        """Return the columns (P, V, m) among which each node of this lap chooses, ascending."""
+        width, draw = len(s.edges), torch.Generator().manual_seed(derive(s.seed, s.told))
+        noise = torch.rand(self.trees, 2 ** ((s.told - 1) % self.depth), width, generator=draw)
+        first: Tensor = noise.argsort(dim=2, stable=True)[:, :, : self._among(width)].sort(2).values
+        return first
+
+    def _among(self, width: int) -> int:
+        """Return m, for so many columns."""
+        return max(1, round(self.columns * width))
+
+    def _best(self, s: Growing, totals: Histogram) -> Splits:
+        """Return the splits with the largest gains (equation 7); the first of equal ones."""
+        cells = real(totals.cells.cpu())
+        cells = cells.view(*cells.shape[:4], 2, -1)  # (P, V, m, B, 2, C)
+        left = cells.cumsum(3)[:, :, :, :-1]
+        whole = cells[:, :, :1].sum(3, keepdim=True)  # the same for all columns
+        right = whole - left
+        gain = self._score(left) + self._score(right) - self._score(whole)  # (P, V, m, B - 1)
+        room = torch.minimum(left[..., 1, :].mean(-1), right[..., 1, :].mean(-1)) >= max(self.min_hessian, 1e-12)
+        gain = torch.where(room, gain, -1.0).flatten(2)
+        best = gain.argmax(2)
+        splits = gain.gather(2, best[:, :, None])[:, :, 0] > _LEAST_GAIN
+        column = self._drawn(s).gather(2, (best // (self.bins - 1))[:, :, None])[:, :, 0]
+        column, edge = column * splits, torch.where(splits, best % (self.bins - 1), self.bins - 1)
+        if cells.shape[1] < 2 ** (self.depth - 1):
+            return Splits(column, edge, torch.zeros(self.trees, 0, cells.shape[5]))
+        whole, left = whole[:, :, 0, 0], left.flatten(2, 3)
+        left = left.gather(2, best[:, :, None, None, None].expand(-1, -1, 1, *left.shape[3:]))[:, :, 0]
+        left = torch.where(splits[:, :, None, None], left, whole)
+        below = self._step(torch.stack([left, whole - left], 2).flatten(1, 2))  # (P, 2V, C)
+        return Splits(column, edge, (-self.shrinkage / self.trees * below).float())
+
+    def _score(self, sums: Tensor) -> Tensor:
+        """Return Σ G²/(H + λ) over the outputs, of sums (..., 2, C)."""
+        return (sums[..., 0, :] * self._step(sums)).sum(-1)
+
+    def _step(self, sums: Tensor) -> Tensor:
+        """Return G/(H + λ); 0 where there is nothing."""
+        curved = sums[..., 1, :] + self.ridge
+        return torch.where(curved > 0, sums[..., 0, :] / curved.clamp(min=1e-12), 0.0)
+
+    def _told(self, s: Growing, news: Splits) -> Growing:
+        """Return what a client knows with one more level."""
+        turn, level = divmod(s.told - 1, self.depth)
+        last = level == self.depth - 1
+        nodes, trees = 2**level, slice(turn * self.trees, (turn + 1) * self.trees)
+        shape = (self.trees, nodes)
+        leaves = (self.trees, 2 * nodes * last, s.leaves.shape[2])
+        if (news.column.shape, news.edge.shape, tuple(news.leaves.shape)) != (shape, shape, leaves):
+            raise UserError("the splits received are of other trees: use the same version of Ekiden everywhere")
+        here = slice(nodes - 1, 2 * nodes - 1)
+        grown = replace(s, told=s.told + 1, column=s.column.clone(), edge=s.edge.clone())
+        grown.column[trees, here], grown.edge[trees, here] = news.column, news.edge
+        if last:
+            grown = replace(grown, leaves=s.leaves.clone())
+            grown.leaves[trees] = news.leaves
+        tree = torch.arange(self.trees, device=s.node.device)
+        found = s.bins.gather(1, news.column[tree, s.node])  # (n, P)
+        node = 2 * s.node + (found > news.edge[tree, s.node]).long()
+        if not last:
+            return replace(grown, node=node)
+        output = s.output
+        for each in range(self.trees):  # one after the other, in the same order everywhere
+            output = output + news.leaves[each, node[:, each]].double()
+        return replace(grown, node=torch.zeros_like(node), output=output)
+
+    def steps(self, clients: int) -> int:
+        """(1 + R·d) laps of N hops."""
+        return (1 + self.rounds * self.depth) * clients
+
+    def cost(self, clients: int, model: Size) -> int:
+        """(N - 1)·(8(1024·D + K) + 4D(B - 1) + 8C + R·(16P(2^d - 1)(m·B·C + 1) + 4P·2^d·C) - last).
+
+        D columns, of which a node sees m, C outputs of the trees (1 for two classes, otherwise K), and `last`, the
+        splits of the last level, which need not travel: 8P·2^d + 4P·2^d·C.
+        """
+        forest = cast(Forest, model.network.module)
+        width, each, top = forest.width, forest.base.numel(), 1 << self.depth
+        grid = 8 * (_CELLS * width + forest.classes) + 4 * width * (self.bins - 1) + 8 * each
+        levels = 16 * self.trees * (top - 1) * (self._among(width) * self.bins * each + 1)
+        leaves = 4 * self.trees * top * each
+        last = 8 * self.trees * top + leaves
+        return (clients - 1) * (grid + self.rounds * (levels + leaves) - last)
+
+
+def grouped(x: Tensor, least: int, codes: int) -> Tensor:
+    """Return for each sample the means of its group of similar ones; of codes, the most frequent.
+
+    A group is divided at the median of the column that varies most in it, as long as both parts have `least` samples:
+    Kristen LeFevre, David DeWitt, Raghu Ramakrishnan: Mondrian Multidimensional K-Anonymity. ICDE 2006.
+    https://doi.org/10.1109/ICDE.2006.101.
+
+    Args:
+        x: (n, D) float64, at least `least` samples.
+        least: k.
+        codes: how many of the last columns are codes.
+    """
+    # Numbers are sorted before they are added up, so that nothing depends on the order of the samples, and on which
+    # sample of a group has which number.
+    scaled = x / x.sort(0).values.std(0, correction=0).clamp(min=1e-12)
+    found, open_ = x.clone(), [torch.arange(len(x))]
+    while open_:
+        rows = open_.pop()
+        halves = _halves(scaled[rows], least) if len(rows) >= 2 * least else None
+        if halves is None:
+            here = x[rows].sort(0).values
+            found[rows] = here.mean(0)
+            if codes:
+                found[rows[:, None], torch.arange(x.shape[1] - codes, x.shape[1])] = here[:, -codes:].mode(0).values
+        else:
+            open_ += [rows[halves], rows[~halves]]
+    return found
+
+
+def _halves(x: Tensor, least: int) -> Tensor | None:
+    """Return which samples go to the first half; None if no column divides them into two of `least` or more."""
+    middle = x.median(0).values
+    for column in x.sort(0).values.var(0, correction=0).sort(descending=True, stable=True).indices.tolist():
+        for first in (x[:, column] <= middle[column], x[:, column] < middle[column]):
+            if least <= int(first.sum()) <= len(x) - least:
+                return first
+    return None
+
+
+def _derivatives(task: Task, output: Tensor, y: Tensor) -> Tensor:
+    """Return first and second derivatives (n, 2C) of the loss by the trees' outputs (n, C), in units of 2^-28, float64.
+
+    Rows are computed apart from each other, so that their bits do not depend on how samples are divided.
+    """
+    if isinstance(task, Classification):
+        two = output.shape[1] == 1
+        p = (F.pad(output, (1, 0)) if two else output).softmax(1)
+        first, second = p - F.one_hot(y, p.shape[1]), p * (1 - p) * (1 if two else 2)
+        weight = torch.tensor(task.weights, dtype=torch.float64, device=y.device)[y][:, None] if task.weights else 1.0
+        first, second = (part[:, 1:] * weight if two else part * weight for part in (first, second))
+    elif isinstance(task, MultiLabel):
+        p = torch.stack([torch.zeros_like(output), output], 2).softmax(2)[:, :, 1]
+        first, second = p - y, p * (1 - p)
+    else:
+        first = output - task.targets(y, output.shape[1])
+        second = torch.ones_like(first)
+    found = fixed(torch.cat([first, second], 1), _SAMPLES, "gradients").double()
+    if not bool((found.abs().sum(0) < _WHOLE).all()):
+        raise UserError("the sums of gradients have no room: a target is too far from the others, or rows are too many")
+    return found
