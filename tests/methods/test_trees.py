@@ -97,8 +97,10 @@ def transcript(method: Trees, x: Tensor, y: Tensor, news: list[Bins | Splits]) -
     worker, initial = Worker(setup, {c.name: c for c in data.clients}), Network(build()).weights()
     found, kept = [], None
     for step, told in enumerate([None, *news]):
-        task, args = ("count", (initial, None)) if told is None else ("begin", (initial, told, None))
-        task, args = ("grow", (told, None)) if isinstance(told, Splits) else (task, args)
+        args: tuple[Any, ...] = (initial, None) if told is None else (initial, told, None)
+        task = "count" if told is None else "begin"
+        if isinstance(told, Splits):
+            task, args = "grow", (told, None)
         outcome = worker.execute(Job(step, 0, data.clients[0].name, task, args, kept))
         found.append(outcome.value)
         kept = outcome.private
@@ -130,10 +132,10 @@ def test_nothing_that_a_silo_gives_depends_on_more_than_its_groups(seed: int) ->
     """Coordinator and all other silos together: records of a group may change their numbers and labels with others."""
     method = replace(SMALL, rounds=3, trees=2, depth=2, min_active=10)
     x, y = records()
-    group = grouped(x.double(), 10, 0).unique(dim=0, return_inverse=True)[1]
+    group = torch.unique(grouped(x.double(), 10, 0), dim=0, return_inverse=True)[1]
     assert group.bincount().min() >= 10
     draw, changed, labels = torch.Generator().manual_seed(seed), x.clone(), y.clone()
-    for one in group.unique():
+    for one in torch.unique(group):
         rows = (group == one).nonzero()[:, 0]
         for column in range(x.shape[1]):
             changed[rows, column] = x[rows[torch.randperm(len(rows), generator=draw)], column]
