@@ -7,6 +7,7 @@ An epoch is one batch of all samples at two silos. The third holds one sample tw
 same gradient in any order: it makes two steps where the others make one.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from ekiden.models import SplitNetwork
 from ekiden.results.result import Result
 
 Vector = NDArray[np.float64]
+Silos = Sequence[tuple[Vector, NDArray[np.int64]]]
 INPUTS, HIDDEN, CLASSES = 3, 4, 3
 HEAD = HIDDEN * INPUTS + HIDDEN
 """where the classifier starts in a flat vector"""
@@ -29,7 +31,7 @@ STEPS = (1, 1, 2)
 """steps of each silo in an epoch"""
 
 
-def _silos() -> tuple[tuple[Vector, NDArray[np.int64]], ...]:
+def _silos() -> Silos:
     random = np.random.default_rng(4)
     x = random.normal(size=(11, INPUTS)).astype(np.float32).astype(np.float64)
     return (
@@ -87,16 +89,16 @@ def loss(w: Vector, i: int) -> float:
     return float(-np.log(softmax(logits(w, x))[np.arange(len(y)), y]).mean())
 
 
-def gradient(w: Vector, i: int) -> Vector:
+def gradient(w: Vector, i: int, silos: Silos = SILOS) -> Vector:
     """Return ∇F_i(w)."""
-    x, y = SILOS[i]
+    x, y = silos[i]
     return backward(w, x, (softmax(logits(w, x)) - np.eye(CLASSES)[y]) / len(y))
 
 
-def data() -> FederatedData:
-    """Return the silos as the library has them, without validation data."""
+def data(val_fraction: float = 0.0) -> FederatedData:
+    """Return the silos as the library has them."""
     pairs = [(torch.tensor(x, dtype=torch.float32), torch.tensor(y)) for x, y in SILOS]
-    return federate(pairs, test=pairs[0], val_fraction=0.0, classes=["a", "b", "c"])
+    return federate(pairs, test=pairs[0], val_fraction=val_fraction, classes=["a", "b", "c"])
 
 
 def module(w: Vector = START) -> nn.Module:
@@ -108,10 +110,11 @@ def module(w: Vector = START) -> nn.Module:
     return network
 
 
-def library(method: Method, **training: Any) -> Result:
+def library(method: Method, silos: FederatedData | None = None, **training: Any) -> Result:
     """Return the library's run from START with plain SGD and batches of six, or as `training` says."""
     chosen = {"optimizer": "sgd", "lr": LR, "weight_decay": 0.0, "batch_size": 6, "select": "last"} | training
-    return run(method, data(), module(), training=Training(**chosen), hardware=Hardware(threads=1), evaluate_every=0)
+    hardware = Hardware(threads=1)
+    return run(method, silos or data(), module(), training=Training(**chosen), hardware=hardware, evaluate_every=0)
 
 
 def agrees(result: Result, expected: Vector, tolerance: float = 1e-5) -> None:
