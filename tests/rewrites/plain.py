@@ -66,13 +66,15 @@ def hidden(w: Vector, x: Vector) -> Vector:
 def logits(w: Vector, x: Vector) -> Vector:
     """Return the answers (n, classes)."""
     _, _, w2, b2 = layers(w)
-    return hidden(w, x) @ w2.T + b2
+    z: Vector = hidden(w, x) @ w2.T + b2
+    return z
 
 
 def softmax(z: Vector) -> Vector:
     """Return the probabilities of logits (n, classes)."""
-    e = np.exp(z - z.max(axis=1, keepdims=True))
-    return e / e.sum(axis=1, keepdims=True)
+    e: Vector = np.exp(z - z.max(axis=1, keepdims=True))
+    p: Vector = e / e.sum(axis=1, keepdims=True)
+    return p
 
 
 def backward(w: Vector, x: Vector, by_logits: Vector, by_hidden: Vector | None = None) -> Vector:
@@ -112,7 +114,13 @@ def module(w: Vector = START) -> nn.Module:
 
 def library(method: Method, silos: FederatedData | None = None, **training: Any) -> Result:
     """Return the library's run from START with plain SGD and batches of six, or as `training` says."""
-    chosen = {"optimizer": "sgd", "lr": LR, "weight_decay": 0.0, "batch_size": 6, "select": "last"} | training
+    chosen: dict[str, Any] = {
+        "optimizer": "sgd",
+        "lr": LR,
+        "weight_decay": 0.0,
+        "batch_size": 6,
+        "select": "last",
+    } | training
     hardware = Hardware(threads=1)
     return run(method, silos or data(), module(), training=Training(**chosen), hardware=hardware, evaluate_every=0)
 

@@ -1,5 +1,7 @@
 """Methods that hand a model on, written from their papers: each in a few lines, against the library's run."""
 
+from typing import Literal
+
 import numpy as np
 import pytest
 
@@ -51,7 +53,8 @@ def by_text(w: Vector, pool: list[Vector], value: float, alpha: float, beta: flo
 
     d1 = float(np.mean([np.linalg.norm(w - member) for member in pool]))
     d2 = float(np.linalg.norm(w - pool[0]))
-    return beta * scaled(d2, slope(pool[0])) - alpha * scaled(d1, np.mean([slope(m) for m in pool], axis=0))
+    near = scaled(d2, slope(pool[0]))
+    return beta * near - alpha * scaled(d1, np.mean([slope(member) for member in pool], axis=0))
 
 
 def by_code(w: Vector, pool: list[Vector], value: float, alpha: float, beta: float) -> Vector:
@@ -59,12 +62,12 @@ def by_code(w: Vector, pool: list[Vector], value: float, alpha: float, beta: flo
     members = [*pool, np.mean(pool, axis=0)]
     d2 = float(((w - pool[0]) ** 2).sum())
     divisor = 10 ** max(order(d2) - order(value) + 1, 0) if d2 else 1
-    apart = np.mean([2 * (w - member) for member in members], axis=0)
+    apart: Vector = np.mean([2 * (w - member) for member in members], axis=0)
     return (beta * 2 * (w - pool[0]) - alpha * apart) / divisor
 
 
 @pytest.mark.parametrize("form", ["paper", "released"])
-def test_fedelmy(form: str) -> None:
+def test_fedelmy(form: Literal["paper", "released"]) -> None:
     """Wang et al. 2024, Algorithm 2: E_w epochs at the first client, then S models from the pool's mean at each."""
     models, warmup, alpha, beta = 2, 2, 0.9, 1.3
     distances = {"paper": by_text, "released": by_code}[form]
@@ -81,14 +84,20 @@ def test_fedelmy(form: str) -> None:
                 pool.append(w)
             w = np.mean(pool, axis=0)
     method = FedELMY(
-        models=models, epochs=EPOCHS, warmup=warmup, alpha=alpha, beta=beta, rounds=ROUNDS, form=form  # type: ignore[arg-type]
+        models=models,
+        epochs=EPOCHS,
+        warmup=warmup,
+        alpha=alpha,
+        beta=beta,
+        rounds=ROUNDS,
+        form=form,
     )
     agrees(library(method), w)
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_fedtasuki(rounds: int) -> None:
-    """docs/methods/fedtasuki.md: CE + N/n (½ KL(q ‖ p) + ½ KL(q^ ‖ p^)), then the mean of the last half of the steps."""
+    """docs/methods/fedtasuki.md: CE + N/n (½ KL(q ‖ p) + ½ KL(q^ ‖ p^)), then the mean of the last half."""
     w, behind = START, 0
     for r in range(rounds):
         for i, (x, y) in enumerate(SILOS):

@@ -1,5 +1,7 @@
 """Methods that leave each client its own model, written from their papers, against the library's runs."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -67,7 +69,7 @@ def test_dfedsam() -> None:
 
 @pytest.mark.parametrize("topology", ["server", "complete"])
 def test_fedper(topology: str) -> None:
-    """Arivazhagan et al. 2019, Algorithms 1 and 2: base layers averaged by n_j, personal layers kept, trained jointly."""
+    """Arivazhagan et al. 2019, Algorithms 1 and 2: base layers averaged by n_j, personal layers kept."""
     models = [START] * len(SILOS)
     for _ in range(ROUNDS):
         trained = []
@@ -105,7 +107,7 @@ def test_dispfl() -> None:
         moved = [mask.copy() for mask in masks]
         for i in ALL:
             slope = np.abs(gradient(models[i], i))
-            for start, stop in zip(bounds, bounds[1:], strict=False):
+            for start, stop in pairwise(bounds):
                 mask, size = moved[i][start:stop], np.abs(models[i][start:stop])
                 count = int(np.ceil(prune / 2 * (1 + np.cos(np.pi * t / rounds)) * mask.sum()))
                 mask[np.argsort(np.where(mask, size, np.inf))[:count]] = False

@@ -3,9 +3,12 @@
 Every silo takes part in every round. E epochs are `STEPS[i]`·E steps of plain SGD.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Literal
 
 import numpy as np
+import pytest
 
 from ekiden.methods import MOON, SCAFFOLD, FedAvg, FedDC, FedDisco, FedDyn, FedNova, FedProx
 from tests.rewrites.plain import (
@@ -26,22 +29,38 @@ from tests.rewrites.plain import (
 ALL = range(len(SILOS))
 ROUNDS, EPOCHS = 3, 2
 SHARES = SIZES / SIZES.sum()
+ZERO = np.zeros_like(START)
 
 
-def descend(w: Vector, i: int, term: Callable[[Vector], Vector | float] = lambda w: 0.0, momentum: float = 0.0) -> Vector:
-    """Return w after silo i's local steps on ∇F_i(w) + term(w)."""
-    velocity = np.zeros_like(w)
+def descend(
+    w: Vector,
+    i: int,
+    *,
+    slope: Vector = ZERO,
+    mu: float = 0.0,
+    centre: Vector = ZERO,
+    momentum: float = 0.0,
+    term: Callable[[Vector], Vector] = np.zeros_like,
+) -> Vector:
+    """Return w after silo i's local steps on F_i(w) + ⟨slope, w⟩ + mu/2 ‖w - centre‖²; `term` adds a gradient."""
+    velocity = ZERO
     for _ in range(EPOCHS * STEPS[i]):
-        velocity = momentum * velocity + gradient(w, i) + term(w)
+        velocity = momentum * velocity + gradient(w, i) + slope + mu * (w - centre) + term(w)
         w = w - LR * velocity
     return w
+
+
+def mean_of(models: Sequence[Vector], shares: Vector) -> Vector:
+    """Return Σ shares_i models_i."""
+    mean: Vector = shares @ np.stack(models)
+    return mean
 
 
 def test_fedavg() -> None:
     """McMahan et al. 2017, Algorithm 1: w ← Σ n_k/n w_k."""
     w = START
     for _ in range(ROUNDS):
-        w = sum(SHARES[i] * descend(w, i) for i in ALL)
+        w = mean_of([descend(w, i) for i in ALL], SHARES)
     agrees(library(FedAvg(rounds=ROUNDS, epochs=EPOCHS)), w)
 
 
@@ -49,24 +68,20 @@ def test_fedprox() -> None:
     """Li et al. 2020, equation 2: h_k(w; w^t) = F_k(w) + μ/2 ‖w - w^t‖²."""
     w, mu = START, 0.7
     for _ in range(ROUNDS):
-        w = sum(SHARES[i] * descend(w, i, lambda v, w=w: mu * (v - w)) for i in ALL)
+        w = mean_of([descend(w, i, mu=mu, centre=w) for i in ALL], SHARES)
     agrees(library(FedProx(rounds=ROUNDS, epochs=EPOCHS, mu=mu)), w)
 
 
 def test_scaffold() -> None:
     """Karimireddy et al. 2020, Algorithm 1 with option II, and with η_g other than 1."""
     w, server_lr = START, 0.8
-    c, own = np.zeros_like(w), [np.zeros_like(w) for _ in ALL]
+    c, own = ZERO, [ZERO for _ in ALL]
     for _ in range(ROUNDS):
-        steps, changes = [], []
-        for i in ALL:
-            y = descend(w, i, lambda v, i=i: c - own[i])
-            new = own[i] - c + (w - y) / (EPOCHS * STEPS[i] * LR)
-            steps.append(y - w)
-            changes.append(new - own[i])
-            own[i] = new
-        w = w + server_lr * np.mean(steps, axis=0)
-        c = c + np.sum(changes, axis=0) / len(ALL)
+        trained = [descend(w, i, slope=c - own[i]) for i in ALL]
+        new = [own[i] - c + (w - trained[i]) / (EPOCHS * STEPS[i] * LR) for i in ALL]
+        w = w + server_lr * np.mean([y - w for y in trained], axis=0)
+        c = c + np.mean([new[i] - own[i] for i in ALL], axis=0)
+        own = new
     agrees(library(SCAFFOLD(rounds=ROUNDS, epochs=EPOCHS, server_lr=server_lr)), w)
 
 
@@ -80,7 +95,7 @@ def test_fednova() -> None:
     a = (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
     for _ in range(ROUNDS):
         d = [(w - descend(w, i, momentum=rho)) / (LR * a[i]) for i in ALL]
-        w = w - (SHARES @ a) * LR * sum(SHARES[i] * d[i] for i in ALL)
+        w = w - SHARES @ a * LR * mean_of(d, SHARES)
     agrees(library(FedNova(rounds=ROUNDS, epochs=EPOCHS), momentum=rho), w)
 
 
@@ -90,57 +105,52 @@ def test_fednova_with_a_proximal_term() -> None:
     tau = EPOCHS * np.array(STEPS)
     a = (1 - (1 - LR * mu) ** tau) / (LR * mu)
     for _ in range(ROUNDS):
-        d = [(w - descend(w, i, lambda v, w=w: mu * (v - w))) / a[i] for i in ALL]
-        w = w - (SHARES @ a) * sum(SHARES[i] * d[i] for i in ALL)
+        d = [(w - descend(w, i, mu=mu, centre=w)) / (LR * a[i]) for i in ALL]
+        w = w - SHARES @ a * LR * mean_of(d, SHARES)
     agrees(library(FedNova(rounds=ROUNDS, epochs=EPOCHS, mu=mu)), w)
 
 
-def test_feddyn() -> None:
-    """Acar et al. 2021, Algorithm 1: θ_k minimises L_k(θ) - ⟨∇L_k, θ⟩ + α/2 ‖θ - θ^t‖²; h; mean - h/α."""
+@pytest.mark.parametrize("result", ["mean", "cloud"])
+def test_feddyn(result: Literal["mean", "cloud"]) -> None:
+    """Acar et al. 2021, Algorithm 1: θ_k minimises L_k(θ) - ⟨∇L_k, θ⟩ + α/2 ‖θ - θ^t‖²; h; θ = mean - h/α."""
     w, alpha = START, 0.4
-    h, own, mean = np.zeros_like(w), [np.zeros_like(w) for _ in ALL], w
+    h, own, mean = ZERO, [ZERO for _ in ALL], ZERO
     for _ in range(ROUNDS):
-        trained = [descend(w, i, lambda v, i=i, w=w: -own[i] + alpha * (v - w)) for i in ALL]
+        trained = [descend(w, i, slope=-own[i], mu=alpha, centre=w) for i in ALL]
         own = [own[i] - alpha * (trained[i] - w) for i in ALL]
-        h = h - alpha * sum(theta - w for theta in trained) / len(ALL)
-        mean = sum(trained) / len(ALL)
+        h = h - alpha * np.mean([theta - w for theta in trained], axis=0)
+        mean = np.mean(trained, axis=0)
         w = mean - h / alpha
-    agrees(library(FedDyn(rounds=ROUNDS, epochs=EPOCHS, alpha=alpha, result="cloud")), w)
-    agrees(library(FedDyn(rounds=ROUNDS, epochs=EPOCHS, alpha=alpha)), mean)
+    agrees(library(FedDyn(rounds=ROUNDS, epochs=EPOCHS, alpha=alpha, result=result)), w if result == "cloud" else mean)
 
 
-def test_feddc() -> None:
-    """Gao et al. 2022, equations 3 to 8 in the form of the authors' code: L_i + α_i/2 ‖θ + h_i - w‖² + ⟨θ, g/ω_i - g_i⟩."""
+@pytest.mark.parametrize("result", ["mean", "cloud"])
+def test_feddc(result: Literal["mean", "cloud"]) -> None:
+    """Gao et al. 2022, equations 3 to 8 as in the authors' code: L_i + α_i/2 ‖θ + h_i - w‖² + ⟨θ, g/ω_i - g_i⟩."""
     w, alpha = START, 0.3
     size = SIZES * len(ALL) / SIZES.sum()
-    zero = np.zeros_like(w)
-    drift, own, g, mean = [zero] * len(ALL), [zero] * len(ALL), zero, w
+    drift, own, g, mean = [ZERO for _ in ALL], [ZERO for _ in ALL], ZERO, ZERO
     for _ in range(ROUNDS):
-        trained, changes = [], []
-        for i in ALL:
-            pull = lambda v, i=i: alpha / size[i] * (v + drift[i] - w) + g / size[i] - own[i]  # noqa: B023, E731
-            theta = descend(w, i, pull)
-            new = own[i] - g / size[i] - (theta - w) / (EPOCHS * STEPS[i] * LR)
-            drift[i] = drift[i] + theta - w
-            changes.append((new - own[i]) * size[i])
-            own[i] = new
-            trained.append(theta)
-        g = g + sum(changes) / len(ALL)
-        mean = sum(trained) / len(ALL)
-        w = mean + sum(drift) / len(ALL)
-    agrees(library(FedDC(rounds=ROUNDS, epochs=EPOCHS, alpha=alpha, result="cloud")), w)
-    agrees(library(FedDC(rounds=ROUNDS, epochs=EPOCHS, alpha=alpha)), mean)
+        trained = [descend(w, i, mu=alpha / size[i], centre=w - drift[i], slope=g / size[i] - own[i]) for i in ALL]
+        new = [own[i] - g / size[i] - (trained[i] - w) / (EPOCHS * STEPS[i] * LR) for i in ALL]
+        drift = [drift[i] + trained[i] - w for i in ALL]
+        g = g + np.mean([(new[i] - own[i]) * size[i] for i in ALL], axis=0)
+        own, mean = new, np.mean(trained, axis=0)
+        w = mean + np.mean(drift, axis=0)
+    agrees(library(FedDC(rounds=ROUNDS, epochs=EPOCHS, alpha=alpha, result=result)), w if result == "cloud" else mean)
 
 
 def cosines(a: Vector, b: Vector) -> Vector:
     """Return the cosine similarity of rows (n,)."""
-    return (a * b).sum(1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
+    similarities: Vector = (a * b).sum(1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
+    return similarities
 
 
 def by_first(a: Vector, b: Vector) -> Vector:
     """Return the gradient of `cosines` by its first argument (n, d)."""
     na, nb = (np.linalg.norm(v, axis=1, keepdims=True) for v in (a, b))
-    return b / (na * nb) - cosines(a, b)[:, None] * a / na**2
+    slope: Vector = b / (na * nb) - cosines(a, b)[:, None] * a / na**2
+    return slope
 
 
 def test_moon() -> None:
@@ -148,10 +158,10 @@ def test_moon() -> None:
     w, mu, tau = START, 2.0, 0.5
     last: list[Vector | None] = [None] * len(ALL)
 
-    def contrast(v: Vector, i: int) -> Vector | float:
+    def contrast(i: int, v: Vector) -> Vector:
         before = last[i]
         if before is None:
-            return 0.0
+            return ZERO
         x, _ = SILOS[i]
         z, glob, prev = hidden(v, x), hidden(w, x), hidden(before, x)
         wrong = 1 / (1 + np.exp((cosines(z, glob) - cosines(z, prev)) / tau))
@@ -159,9 +169,9 @@ def test_moon() -> None:
         return backward(v, x, np.zeros((len(x), CLASSES)), by_hidden)
 
     for _ in range(ROUNDS):
-        trained = [descend(w, i, lambda v, i=i: contrast(v, i)) for i in ALL]
+        trained = [descend(w, i, term=partial(contrast, i)) for i in ALL]
         last = list(trained)
-        w = sum(SHARES[i] * trained[i] for i in ALL)
+        w = mean_of(trained, SHARES)
     agrees(library(MOON(rounds=ROUNDS, epochs=EPOCHS, mu=mu, temperature=tau)), w)
 
 
@@ -174,5 +184,5 @@ def test_feddisco() -> None:
         d[i] = sum(p * np.log(p * CLASSES) for p in share if p)
     p = np.maximum(SHARES - a * d / d.sum() + b, 0)
     for _ in range(ROUNDS):
-        w = sum(p[i] / p.sum() * descend(w, i) for i in ALL)
+        w = mean_of([descend(w, i) for i in ALL], p / p.sum())
     agrees(library(FedDisco(rounds=ROUNDS, epochs=EPOCHS, a=a, b=b)), w)
