@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXTRAS = (
     "datasets", "flwr_datasets", "ot", "clarabel", "matplotlib", "jinja2", "flwr", "cryptography", "transformers",
     "peft", "timm", "tokenizers", "pandas", "polars", "pydicom", "nibabel", "onnx", "onnxscript", "onnxruntime",
@@ -54,6 +56,7 @@ def ekiden(folder: Path, *commands: str) -> list[tuple[int, str, str]]:
     return found
 
 
+@pytest.mark.slow
 def test_the_base_trains_and_compares_and_what_lacks_an_extra_names_it(tmp_path: Path) -> None:
     runs = (
         f"run fedelmy {SMALL} --models 1 --epochs 1 --warmup 1 --partition iid",

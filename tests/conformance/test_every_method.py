@@ -23,7 +23,6 @@ from ekiden.engine.wire import SERVER, Ref
 from ekiden.engine.worker import Setup
 from ekiden.methods import (
     DENSE,
-    FENS,
     GLM,
     METHODS,
     PFNM,
@@ -32,7 +31,6 @@ from ekiden.methods import (
     UAPDFL,
     Average,
     CoBoosting,
-    DeepAFL,
     DFedAvgM,
     DisPFL,
     FedAvg,
@@ -46,7 +44,6 @@ from ekiden.methods import (
     FedPFT,
     FedSeq,
     FedTasuki,
-    FisherMerging,
     FuseFL,
     MAEcho,
     MetaFed,
@@ -72,8 +69,8 @@ LONG: set[type[Method]] = {DENSE, CoBoosting, OTFusion}
 
 
 ELSEWHERE: set[type[Method]] = {
-    *(FedELMY, FedTasuki, FedGram, FedKrylov, MetaFed, Average, OTFusion, PFNM, MAEcho, FisherMerging, RegMean, FedLPA),
-    *(FedFisher, FedOV, FedPFT, DeepAFL, FENS, FedAvg, SCAFFOLD, DFedAvgM, FedPer, DisPFL, UAPDFL),
+    *(FedELMY, FedTasuki, FedGram, FedKrylov, MetaFed, Average, OTFusion, PFNM, MAEcho, RegMean, FedLPA, FedFisher),
+    *(FedOV, FedPFT, FedAvg, SCAFFOLD, DFedAvgM, DisPFL),
 }
 """Methods that are tried on another device each time, where they resume too; others share their code."""
 

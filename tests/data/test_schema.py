@@ -223,7 +223,7 @@ def tables(draw: st.DrawFn) -> dict[str, list[Any]]:
 
 
 @given(tables())
-@settings(max_examples=examples(20), deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 def test_the_draft_of_any_table_accepts_that_table(table: dict[str, list[Any]]) -> None:
     try:
         before = hold(table, Reading())

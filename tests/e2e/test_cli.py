@@ -302,6 +302,7 @@ def test_own_files_are_found_from_another_folder(call: Call, tmp_path: Path, mon
     assert "there is no file" not in Path("report/index.html").read_text()
 
 
+@pytest.mark.slow
 def test_changed_data_are_not_measured_in_silence(call: Call, refused: Call) -> None:
     pets(Path("pets"), "farm", "town")
     folder = "runs/fedseq-pets-seed0"

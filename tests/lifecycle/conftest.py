@@ -5,6 +5,7 @@ import pytest
 from tests.lifecycle.kinds import KINDS
 
 ONLY = {
+    "test_far_it_is_trained_and_verified": ("table", "labels", "text", "signals", "png", "segmentation", "language"),
     "test_here_it_goes_on_after_a_kill": ("table", "segmentation"),
     "test_far_it_goes_on_after_a_kill": ("signals",),
     "test_far_a_changed_folder_is_not_verified": ("png",),

@@ -158,9 +158,8 @@ def small(**changes: Any) -> DENSE:
     return DENSE(**(fields | changes))
 
 
-@pytest.mark.parametrize(
-    "fields", [{"adv": 0.0}, *(pytest.param(f, marks=pytest.mark.slow) for f in ({"bn": 0.0}, {"ce": 0.0}))], ids=str
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", [{"bn": 0.0}, {"ce": 0.0}, {"adv": 0.0}], ids=str)
 def test_every_loss_changes_the_result(blobs: FederatedData, fields: dict[str, float]) -> None:
     whole, part = (
         run(small(epochs=30, steps_per_batch=15, generator_lr=0.1, **f), blobs, Tiny, **settings())

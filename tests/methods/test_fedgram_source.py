@@ -173,6 +173,7 @@ def test_in_an_experiment_file(source: Path, tmp_path: Path) -> None:
     assert read_config(folder)["recipe"]["hyperparameters"] == asdict(plan.recipe.method)
 
 
+@pytest.mark.slow
 def test_between_machines(trained: Path, tmp_path: Path) -> None:
     method = FedGram(features=f"run:{trained}", width=220)
     toml, public = with_keys(tmp_path, NAMES)

@@ -103,6 +103,7 @@ def labs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_kind_in_a_file_travels_by_its_name_and_digest(labs: Path) -> None:
     result = run(labs)
     assert result.metrics[-1]["accuracy"] > 0.9

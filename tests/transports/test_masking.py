@@ -402,7 +402,7 @@ def go(case: str, nodes: FakeNodes, folder: Path, public: dict[str, str], **plan
     return far(METHODS[case], nodes, folder, public, **plan)
 
 
-FAST = ("chain", "star, 16 bits", "closing lap, server")
+FAST = ("chain", "closing lap, server")
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=[] if c in FAST else pytest.mark.slow) for c in METHODS])
@@ -480,6 +480,7 @@ def test_a_relay_sees_no_part(own_parts: dict[str, AnySums], tmp_path: Path) -> 
             assert part.numpy().tobytes()[:64] not in seen
 
 
+@pytest.mark.slow
 def test_a_run_without_a_silo_needs_its_agreement_and_one_with_it_does_not(tmp_path: Path) -> None:
     """A run minus the run without client-2 would be the sums of client-2."""
     names = (*NAMES, "client-3")

@@ -60,8 +60,8 @@ TRAINING = Training(lr=0.01, batch_size=64)
 KINDS: list[type[Method]] = [*(m for m in METHODS if not m.traits.pools_data and m is not GLM), Toy]
 """GLM refuses pixels, which follow from each other; see test_tasks_between_machines"""
 # One of each shape; `test_same_bits_on_every_transport` has all methods, in processes of one machine.
-SHAPES = ("fedseq", "metafed", "fedavg", "dfedavgm", "average", "fedper")
-FEW = ("scaffold", "toy")
+SHAPES = ("fedseq", "metafed", "fedavg", "scaffold", "dfedavgm", "average")
+FEW = ("toy",)
 
 
 def mostly(fast: tuple[str, ...]) -> pytest.MarkDecorator:
@@ -349,7 +349,7 @@ def away(steps: dict[str, set[int]]) -> Callable[[int, str], bool]:
         pytest.param(FedELMY(models=1, epochs=1, warmup=1), {"client-0": {0}}, marks=pytest.mark.slow),
         (FedTasuki(epochs=1, rounds=2), {"client-0": {0}, "client-2": {2}}),
         pytest.param(FedAvg(rounds=3, epochs=1), {"client-1": {0, 1}}, marks=pytest.mark.slow),
-        (FedDyn(rounds=3, epochs=1), {"client-1": {1}, "client-2": {2}}),
+        pytest.param(FedDyn(rounds=3, epochs=1), {"client-1": {1}, "client-2": {2}}, marks=pytest.mark.slow),
     ],
     ids=lambda value: value.title() if isinstance(value, Method) else "",
 )
@@ -480,11 +480,11 @@ def test_a_silo_is_waited_for_without_end(tmp_path: Path) -> None:
     nodes, public = sealed_in(tmp_path)
     losses = itertools.count()
     nodes.lose = lambda node, data: (
-        Lost("node unavailable") if node == 101 and len(nodes.log) > 5 and next(losses) < 60 else None
+        Lost("node unavailable") if node == 101 and len(nodes.log) > 5 and next(losses) < 20 else None
     )
     result = far(FedSeq(epochs=1), nodes, tmp_path / "run", public, absent="wait", patience=0.001)
     assert_equal(result, here(FedSeq(epochs=1)))
-    assert next(losses) > 60
+    assert next(losses) > 20
     rows = [json.loads(line) for line in (tmp_path / "run" / "network.jsonl").read_text().splitlines()]
     assert [row["client"] for row in rows if row["waited"] > 0] == ["client-1"]
 

@@ -40,7 +40,8 @@ def again(plan: remote_plan.RemotePlan[Method], nodes: FakeNodes, folder: Path, 
     return session.run(plan, nodes, folder, keys, lambda line: None, poll=0)
 
 
-@pytest.mark.parametrize("topology", ["chain", pytest.param("star", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", ["chain", "star"])
 def test_forgetting_gives_the_bits_of_a_run_without(topology: Any, tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES, "[limits]\nmin_clients = 1\n")
     method = replace(METHOD, topology=topology)

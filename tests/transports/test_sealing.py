@@ -265,8 +265,10 @@ def patterns(model: Weights) -> list[bytes]:
     "method",
     [
         FedSeq(epochs=1),
-        FedAvg(rounds=1, epochs=1),
-        *(pytest.param(m, marks=pytest.mark.slow) for m in (DFedAvgM(rounds=1, epochs=1), FedTasuki(epochs=1))),
+        *(
+            pytest.param(method, marks=pytest.mark.slow)
+            for method in (FedAvg(rounds=1, epochs=1), DFedAvgM(rounds=1, epochs=1), FedTasuki(epochs=1))
+        ),
     ],
 )
 def test_no_weight_is_on_the_wire(method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -440,6 +442,7 @@ def len_train(name: str) -> int:
     return len(mine(name)[1].train)
 
 
+@pytest.mark.slow
 def test_what_is_not_as_signed_is_named(tmp_path: Path) -> None:
     nodes, public = federation(tmp_path)
     run = tmp_path / "run"

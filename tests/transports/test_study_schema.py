@@ -87,6 +87,7 @@ def agree(folder: Path, command: Command, *more: str) -> tuple[int, str]:
     return command("federation", "agree", *sums, "--out", str(folder / "agreed.json"), *more)
 
 
+@pytest.mark.slow
 def test_the_schema_is_part_of_the_terms_and_each_silo_checks_its_data(tmp_path: Path, command: Command) -> None:
     hospitals(tmp_path)
     code, said = agree(tmp_path, command)

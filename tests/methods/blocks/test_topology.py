@@ -218,6 +218,7 @@ def test_a_fixed_graph_contracts_by_one_minus_its_gap(topology: str) -> None:
     assert not is_drawn(topology)
 
 
+@pytest.mark.slow
 def test_drawn_graphs_contract_although_one_alone_need_not() -> None:
     # Pairs: a given other client is the partner with probability 1/(N-1), so E[W'W] = E[W] leaves 1 - N/(2(N-1)).
     assert contraction("matching", 6, 3000) == pytest.approx((1 - 6 / 10) ** 0.5, abs=0.03)
