@@ -35,8 +35,8 @@ def test_with_all_times_they_are_those_of_lifelines() -> None:
         for what in ("survival", "low", "high"):
             assert [getattr(curve, what)[k] for k in at] == pytest.approx(wanted[what], abs=1e-6)
         assert not any(curve.error)
-        ends = [float("inf") if end is None else end for end in (curve.median, curve.median_low, curve.median_high)]
-        assert ends == wanted["median"]
+        ends = [[float("inf") if t is None else t for t in each] for each in curve.quartiles.values()]
+        assert ends == wanted["quartiles"]
 
 
 def test_a_coarse_grid_is_off_by_less_than_it_says() -> None:

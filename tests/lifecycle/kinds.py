@@ -117,6 +117,15 @@ def regression(path: Path, draw: Generator) -> None:
     _csv(path, rows | {"days": [round(5000 + 300 * r, 2) for r in risk]})
 
 
+def survival(path: Path, draw: Generator) -> None:
+    """A time, and whether it is that of the event."""
+    rows = patients(path, draw)
+    risk = np.array(rows.pop("risk"))
+    due, last = draw.exponential(300 * np.exp(-risk)), draw.uniform(50, 900, ROWS)
+    times = (np.minimum(due, last) + 1).round(1).tolist()
+    _csv(path, rows | {"days": times, "died": (due <= last).astype(int).tolist()})
+
+
 def labels(path: Path, draw: Generator) -> None:
     """Several labels a row."""
     rows = patients(path, draw)
@@ -244,6 +253,17 @@ KINDS: dict[str, Kind] = {
         export=("far", "pt2"),
         method="fedavg",
         columns=["--label-column", "days"],
+    ),
+    "survival": Kind(
+        survival,
+        ".csv",
+        _TABLE | {"label_column": ["days", "died"], "task": "survival"},
+        agreed=True,
+        metric="c_index",
+        export=("here", "onnx"),
+        method="fedavg",
+        columns=["--label-column", "days", "died"],
+        refused={"fedgram": _NO_VECTORS},
     ),
     "labels": Kind(
         labels,

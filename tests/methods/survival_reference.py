@@ -30,7 +30,7 @@ def _reference() -> dict[str, Any]:
     from lifelines.statistics import multivariate_logrank_test  # type: ignore[import-not-found,unused-ignore]
     from lifelines.utils import (  # type: ignore[import-not-found,unused-ignore]
         concordance_index,
-        median_survival_times,
+        qth_survival_times,
     )
 
     table = pd.DataFrame(cohort())
@@ -48,13 +48,15 @@ def _reference() -> dict[str, Any]:
     curves = {}
     for name, part in parts.items():
         km = KaplanMeierFitter().fit(table["days"][part], table["died"][part])
-        ends = median_survival_times(km.confidence_interval_).to_numpy()[0].tolist()
         curves[name] = {
             "times": km.survival_function_.index.tolist()[1:],
             "survival": km.survival_function_.to_numpy()[1:, 0].tolist(),
             "low": km.confidence_interval_.to_numpy()[1:, 0].tolist(),
             "high": km.confidence_interval_.to_numpy()[1:, 1].tolist(),
-            "median": [km.median_survival_time_, *ends],
+            "quartiles": [
+                [km.percentile(left), *qth_survival_times(left, km.confidence_interval_).to_numpy()[0].tolist()]
+                for left in (0.75, 0.5, 0.25)
+            ],
         }
     test = multivariate_logrank_test(table["days"], silo, table["died"])
     return {

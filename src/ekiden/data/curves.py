@@ -14,6 +14,7 @@ from ekiden.base.errors import UserError
 
 Numbers = NDArray[np.float64]
 _Z = 1.959963984540054  # of the normal distribution, for 95 %
+_SHARES = {"quarter": 0.75, "median": 0.5, "three quarters": 0.25}  # who has not had the event
 ALL = "all"
 
 
@@ -110,9 +111,8 @@ class Curve:
         low: lower end of its 95 % interval.
         high: upper end.
         error: how far off the estimate from the rows themselves can be.
-        median: first of the times at which half have had the event; None if there is none.
-        median_low: lower end of its 95 % interval.
-        median_high: upper end.
+        quartiles: for "quarter", "median" and "three quarters" the first of the times at which so many have had the
+            event, and the ends of its 95 % interval; None if there is none.
     """
 
     times: tuple[float, ...]
@@ -122,9 +122,7 @@ class Curve:
     low: tuple[float, ...]
     high: tuple[float, ...]
     error: tuple[float, ...]
-    median: float | None
-    median_low: float | None
-    median_high: float | None
+    quartiles: Mapping[str, tuple[float | None, float | None, float | None]]
 
     @staticmethod
     def of(told: Followed) -> "Curve":
@@ -137,7 +135,10 @@ class Curve:
             low, high = (
                 np.where((survival > 0) & (survival < 1), survival ** np.exp(s * spread), survival) for s in (-1, 1)
             )
-        middle, soonest, latest = (_first(told.times, values <= 0.5) for values in (survival, low, high))
+        quartiles = {
+            name: (_first(told.times, survival, left), _first(told.times, low, left), _first(told.times, high, left))
+            for name, left in _SHARES.items()
+        }
         return Curve(
             told.times,
             tuple(map(int, told.at_risk)),
@@ -146,9 +147,7 @@ class Curve:
             tuple(map(float, low)),
             tuple(map(float, high)),
             tuple(map(float, np.maximum(survival - least, most - survival))),
-            middle,
-            soonest,
-            latest,
+            quartiles,
         )
 
     def shown(self, time: float) -> str:
@@ -160,7 +159,8 @@ class Curve:
         return f"{100 * self.survival[k]:.1f} ({100 * self.low[k]:.1f} to {100 * self.high[k]:.1f}){off}"
 
 
-def _first(times: Sequence[float], reached: NDArray[np.bool_]) -> float | None:
+def _first(times: Sequence[float], survival: Numbers, left: float) -> float | None:
+    reached = survival <= left
     return times[int(reached.argmax())] if reached.any() else None
 
 
@@ -193,10 +193,10 @@ class Compared:
             table.add_column(name, justify="right")
         for time in sorted({time for curve in self.curves.values() for time in curve.times}):
             table.add_row(f"{time:g}", *(curve.shown(time) for curve in self.curves.values()))
-        medians = ((curve.median, curve.median_low, curve.median_high) for curve in self.curves.values())
-        ends = (["-" if end is None else f"{end:g}" for end in each] for each in medians)
         table.add_row("events", *(f"{sum(curve.events):,}" for curve in self.curves.values()))
-        table.add_row("median", *(f"{middle} ({low} to {high})" for middle, low, high in ends))
+        for name in _SHARES:
+            each = [["-" if t is None else f"{t:g}" for t in curve.quartiles[name]] for curve in self.curves.values()]
+            table.add_row(name, *(f"{time} ({low} to {high})" for time, low, high in each))
         return table
 
 
