@@ -51,6 +51,16 @@ def test_the_accountant_agrees_with_another(
     assert found > renyi * 0.998  # not smaller: that would promise too much
 
 
+def test_the_accountant_agrees_with_the_library_itself() -> None:
+    library = pytest.importorskip("dp_accounting", reason="dp-accounting is not installed: it needs attrs below 24")
+    rdp = pytest.importorskip("dp_accounting.rdp")
+    for noise, rate, steps, delta in ((1.1, 0.01, 1000, 1e-5), (0.63, 0.0284, 105, 1e-5), (4.0, 1.0, 40, 1e-4)):
+        step = library.GaussianDpEvent(noise)
+        one = step if rate == 1 else library.PoissonSampledDpEvent(rate, step)
+        counted = rdp.RdpAccountant().compose(library.SelfComposedDpEvent(one, steps))
+        assert epsilon_of(noise, rate, steps, delta) == pytest.approx(counted.get_epsilon(delta), rel=0.01)
+
+
 def test_one_gaussian_release_is_not_below_its_exact_epsilon() -> None:
     sigma, delta = 2.0, 1e-5  # Balle and Wang 2018, Theorem 8
     epsilon = epsilon_of(sigma, 1.0, 1, delta)

@@ -128,6 +128,23 @@ def test_all_runs_together_are_bounded(file: SiloFile) -> None:
     assert "has promised delta" in said(limited(file, 100, 2e-4), task(with_recipe(runs[0], seed=1)))
 
 
+def test_a_data_set_that_is_listed_twice_has_one_budget(file: SiloFile) -> None:
+    """The limit is the silo's: it does not matter under which name, and in how many tables, it has its samples."""
+    file = limited(replace(file, named={"labs": file.data, "copy": file.data}), 20)
+    held = {name: mine(file.name) for name in file.named}
+    for number, name, refusal in (
+        (0, "labs", ""),
+        (1, "copy", ""),
+        (2, "labs", "16 in 2 earlier"),
+        (3, "copy", "16 in 2"),
+    ):
+        asked = task(replace(PRIVATE, run=f"{number:016x}", data=name))
+        answer, _ = unpack(Silo(file, named=held).answer(asked), Answer)
+        assert refusal in answer.error
+        assert bool(refusal) == bool(answer.error)
+    assert len(lines(file)) == 2
+
+
 def test_a_silo_with_a_limit_trains_with_noise_only(file: SiloFile) -> None:
     assert "trains without noise, client-0 allows epsilon 8" in said(limited(file, 8), task(TERMS))
     assert said(file, task(TERMS)) == ""
