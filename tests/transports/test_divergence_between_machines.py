@@ -22,7 +22,7 @@ from ekiden.transports.flower.trust.report import Reported, SiloReport, row_of, 
 from tests.transports.fakes import NAMES, FakeNodes, with_keys
 from tests.transports.test_remote import plan_of
 
-TERMS: Any = SimpleNamespace(clients=("a", "b"), classes=())
+TERMS: Any = SimpleNamespace(clients=("a", "b"), classes=(), subgroups=())
 GOOD, DIVERGED, NONE = 0.5, 400.0, None
 
 

@@ -398,7 +398,7 @@ def run(
     """
     check(plan)
     patience = Patience(plan.patience, poll, plan.absent)
-    run_id, before = _run_id(folder), _agreed_before(folder)
+    run_id, before = _run_id(folder), made_by(folder) if (folder / AGREEMENT).exists() else None
     everybody = before is None or plan.absent != "skip"
     roll = Roll(nodes, plan.names, public_keys, patience, say, plan.data)
     hellos = roll.gather(all_of_them=everybody)
@@ -450,18 +450,8 @@ def _go(
             say(f"step {row['step']}: {told(notes)}")
 
     tests = partial(SiloTests, agreed=agreed)
-    run = Run(
-        setup,
-        clients,
-        remote,
-        tests,
-        build,
-        run_folder,
-        plan.recipe.evaluate_every,
-        told_of,
-        skip=agreed.skips,
-        elsewhere=True,
-    )
+    every, skip = plan.recipe.evaluate_every, agreed.skips
+    run = Run(setup, clients, remote, tests, build, run_folder, every, told_of, skip=skip, elsewhere=True)
     end = last(run.steps())
     metrics, ledger, (weights, personal) = tuple(end.trace.metrics), tuple(end.trace.ledger), end.models
     if metrics and (line := divergence(metrics[-1], agreed.labels.guess(agreed.outputs), plan.recipe.training.lr)):
@@ -508,12 +498,6 @@ def _run_id(folder: Path) -> str:
     if not isinstance(found, str):
         raise UserError(f"{folder} holds a run on one machine: choose another folder")
     return found
-
-
-def _agreed_before(folder: Path) -> Agreement | None:
-    """Return the terms of the run in `folder`, if it has begun."""
-    file = folder / AGREEMENT
-    return agreements.parse(file.read_text(encoding="utf-8")) if file.exists() else None
 
 
 def _cut_custody(folder: Path, steps: int) -> None:
