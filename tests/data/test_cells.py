@@ -456,7 +456,7 @@ def test_a_column_without_a_name_is_left_out_or_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "line"),
     [
-        ("v,label\n1,a\n2\n", "cannot be read as CSV.*Expected 2 columns, got 1"),
+        ("v,label\n1,a\n2\n", "has 1 cell in row 1 .*its header names 2 columns: .*correct the row"),
         ("v,v,label\n" + "1,2,a\n3,4,b\n" * 9, "has two columns called 'v'"),
         ("v, v,label\n" + "1,2,a\n3,4,b\n" * 9, "has two columns called 'v'"),
         ("v,w,label\n" + "1,,a\n3,,b\n" * 9, "column 'w' of .* has no value at all"),
@@ -477,9 +477,3 @@ def test_other_encodings_are_refused(tmp_path: Path) -> None:
 
 def test_composed_and_decomposed_letters_are_one_name() -> None:
     assert load({"v": list(range(40)), "label": ["é", "e\u0301", "x", "y"] * 10}).classes == ("x", "y", "é")
-
-
-def test_a_silo_without_values_in_a_column_is_named() -> None:
-    part = pandas.DataFrame({"v": np.arange(40) / 3, "w": np.arange(40) / 7, "label": ["ab"[k % 2] for k in range(40)]})
-    with pytest.warns(DataWarning, match="column 'w' of silo client-1 has no value"):
-        federate([part, part.assign(w=None)])

@@ -129,8 +129,9 @@ def test_rows_that_are_in_training_and_in_a_given_test_part_are_counted(tmp_path
     for name in ("ward", "v"):
         test[name][:7] = train[name][40:47]
     path = files(tmp_path, train, test)
-    (line,) = lines(path, drop_columns=["patient"])
-    assert line.startswith("7 of 20 test rows equal a training row")
+    labels, equal = lines(path, drop_columns=["patient"])
+    assert "there with several labels ('p', 'q')" in labels
+    assert equal.startswith("7 of 20 test rows equal a training row")
     coarse = {**train, "v": np.arange(300) % 4}, {**test, "v": np.arange(20) % 4}
     assert not lines(files(tmp_path, *coarse), drop_columns=["patient"])
 
@@ -140,7 +141,7 @@ def test_rows_that_several_silos_hold_are_counted() -> None:
     two.loc[:4, "v"] = one.loc[10:14, "v"].to_numpy()
     two.loc[:4, "ward"] = one.loc[10:14, "ward"].to_numpy()
     silos = [one, two[["ward", "label", "v"]], three]  # the order of columns does not matter
-    with pytest.warns(DataWarning, match="silos hold equal rows: client-0 and client-1 5 rows. A row"):
+    with pytest.warns(DataWarning, match="silos hold equal rows: client-0 and client-1 5 rows of 60 and 60. A row"):
         ekiden.federate(silos)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ekiden.base.errors import DataWarning, UserError
-from ekiden.data import load, medical
+from ekiden.data import federate, load, medical
 from ekiden.data.kinds import Images
 from ekiden.serving.reading import SampleReader
 from tests.data.pictures import dicom, encoded
@@ -301,3 +301,34 @@ def test_folders_without_images_and_odd_files_name_the_cause(tmp_path: Path) -> 
     (tmp_path / "d").write_bytes(whole[:-100])
     with pytest.raises(UserError, match=r"d cannot be decoded \(.*\): replace or remove it"):
         Images().encode([tmp_path / "d"])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "line"),
+    [
+        ({"PixelSpacing": [0.5, 0.5]}, {"PixelSpacing": [1, 1]}, "s0 are 0.5 mm high, those of other silos 1 mm"),
+        ({"ImageOrientationPatient": [1, 0, 0, 0, 1, 0]}, {"ImageOrientationPatient": [0, 1, 0, 0, 0, -1]}, "sagittal"),
+        ({"Modality": "CT"}, {"Modality": "MR"}, "are CT, those in .*s1 MR: check that they show the same"),
+        ({"ImageType": ["ORIGINAL", "PRIMARY", "LOCALIZER"]}, {}, "4 of 8 images in .* are localizers"),
+    ],
+)
+def test_silos_whose_scans_were_taken_otherwise_are_named(tmp_path: Path, one: Any, other: Any, line: str) -> None:
+    for k, how in enumerate((one, other)):
+        for place in range(4):
+            (folder := tmp_path / f"s{k}" / "ab"[place % 2]).mkdir(parents=True, exist_ok=True)
+            pixels = np.random.default_rng(4 * k + place).integers(0, 256, (4, 4))
+            dicom(folder / f"{place}.dcm", pixels, "MONOCHROME2", bits=8, **how)
+    with pytest.warns(DataWarning, match=line) as seen:
+        federate([tmp_path / "s0", tmp_path / "s1"])
+    assert len(seen) == 1
+
+
+def test_silos_whose_volumes_have_another_spacing_are_named(tmp_path: Path) -> None:
+    for k, height in enumerate((0.7, 0.7, 2.1)):
+        for place in range(4):
+            (folder := tmp_path / f"s{k}" / "ab"[place % 2]).mkdir(parents=True, exist_ok=True)
+            image = nibabel.Nifti1Image(volume(4 * k + place, (4, 5, 1)) % 256, np.diag([1, height, 3, 1]))
+            nibabel.save(image, folder / f"{place}.nii")
+    with pytest.warns(DataWarning, match="s2 are 2.1 mm high, those of other silos 0.7 mm") as seen:
+        federate([tmp_path / f"s{k}" for k in range(3)])
+    assert len([one for one in seen if "mm high" in str(one.message)]) == 1

@@ -230,7 +230,7 @@ def test_mistakes_in_agreeing(tmp_path: Path, command: Callable[..., tuple[int, 
     a, b = tmp_path / "a-sums.json", tmp_path / "b-sums.json"
     b.write_text(b.read_text().replace('"age"', '"alter"'))
     for given, line in (
-        ((a, b), "do not both describe the column 'age' as numbers"),
+        ((a, b), "b-sums.json lacks the column 'age' of numbers, which"),
         ((a, tmp_path / "c.json"), "cannot read"),
         ((a, tmp_path / "a.csv"), "holds no sums of a table"),
         ((), "name the files"),

@@ -14,9 +14,9 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.base.errors import UserError, listed, row_text, tell
+from ekiden.base.errors import UserError, counted, listed, row_text, tell
 from ekiden.base.outside import pa, pc
-from ekiden.data.dates import DAY, ISO, LIKE, LOST, Date, date_of, iso, microseconds, stamps_of
+from ekiden.data.dates import DAY, ISO, LIKE, LOST, MONTHS, ZONE, Date, date_of, iso, microseconds, stamps_of
 
 NULLS = ("", "NA", "N/A", "#N/A", "#NA", "<NA>", "n/a", "NaN", "nan", "NaT", "NULL", "null", "?", ".")
 """cells that mark a missing value in every table"""
@@ -49,6 +49,12 @@ _DECORATED = (
     rf"|{_ANY}\s*(±|[x×*]\s*10\s*\^?)\s*{_ANY}|[+-]?[٠-٩۰-۹０-９]+)$"
 )
 _UNITED = rf"^{_ANY}\s*[A-Za-zµ°/]+$"
+_NO_NAME = (
+    (r"^#(VALUE!|DIV/0!|REF!|NAME\?|NUM!|NULL!|SPILL!)$", "an error of a spreadsheet"),
+    ("\ufffd", "a character that was lost in another encoding"),
+)
+"""forms of cells that are no names either"""
+_SHORT_DATE = rf"^(\d{{1,2}}-(?i:{'|'.join(MONTHS)})|(?i:{'|'.join(MONTHS)})-\d{{2}})$"
 _ALMOST = (
     (_DECORATED, "numbers with other signs"),
     (r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?$", "times of day"),
@@ -259,6 +265,7 @@ class Cells:
             column = self._shown(column, name)
         texts = pc.utf8_normalize(_strings(column), "NFC")
         found = _Text.of(texts, self._writing.marks(name))
+        self._doubt_names(name, found, texts)
         texts = pc.if_else(pa.array(found.places < 0), None, texts)
         if len(found.cells) and found.like(_WHOLE_FLOAT).all():
             return pc.replace_substring_regex(pc.utf8_trim_whitespace(texts), r"\.0*$", "")
@@ -266,6 +273,23 @@ class Cells:
             lower = pc.utf8_lower(pc.utf8_trim_whitespace(texts))
             return pc.if_else(pc.equal(lower, "1"), "true", pc.if_else(pc.equal(lower, "0"), "false", lower))
         return texts
+
+    def _doubt_names(self, name: str, text: _Text, texts: Any) -> None:
+        """Refuse names that are none, and say what other programs may have done to them."""
+        for pattern, what in _NO_NAME:
+            if len(text.cells) and (odd := text.like(pattern)).any():
+                raise UserError(self._line(name, f"{what} ({text.first(odd)})", "correct it"))
+        if len(text.cells) and (short := text.like(_SHORT_DATE)).any():
+            advice = "spreadsheets make such dates of names and codes, as of MARCH1 and 2-1: correct them if so"
+            tell(self._line(name, f"dates without a year among names ({text.first(short)})", advice))
+        wrong = [cell for cell in text.texts if not cell.isascii() and garbled(cell)]
+        if wrong:
+            holds = f"{wrong[0]!r}, which is {garbled(wrong[0])!r} read in another encoding"
+            tell(self._line(name, holds, "save the file as UTF-8 again"))
+        codes = len(text.cells) > 1 and text.like("^[A-Z]{2}$").mean() >= 0.8
+        if codes and (lost := pc.sum(pc.equal(pc.utf8_trim_whitespace(texts), "NA")).as_py()):
+            holds = f"NA in {counted(lost, 'row')} among codes of two letters, which is read as a missing value"
+            tell(self._line(name, holds, "if it is a name, as the code of Namibia, write another"))
 
     def label(self, name: str) -> NDArray[Any]:
         """Return a column of text as labels: (n,) names, int64, or float64."""
@@ -290,9 +314,14 @@ class Cells:
     def refuse_missing(self, name: str, row: int) -> NoReturn:
         """Say that a label is missing."""
         raise UserError(
-            f"the label in {row_text(row)} of {self._source} is missing (column {name!r}): give it one, or leave the "
-            "row out"
+            f"the label in {row_text(row)} of {self._source} is missing (column {name!r}{self.cell(name, row)}): give "
+            "it one, or leave the row out"
         )
+
+    def cell(self, name: str, row: int) -> str:
+        """Return the cell of a missing value for messages, if there is something in it."""
+        text = str(self._table[name][row].as_py() or "").strip()
+        return f", which holds {_short(text)}" if text else ""
 
     def time(self, name: str) -> NDArray[Any]:
         """Return a column of times (n,): datetime64[us] for dates, float64 for numbers."""
@@ -323,7 +352,10 @@ class Cells:
 
     def _microseconds(self, what: str, text: _Text) -> tuple[NDArray[np.int64], str]:
         """Return microseconds since 1970 of cells that are all dates (k,), and how these are written."""
-        return microseconds([one for one in text.dates if one], what, self._writing.dates, text.where)
+        dates = [one for one in text.dates if one]
+        stamps, form = microseconds(dates, what, self._writing.dates, text.where)
+        zoned = dates[0].form.endswith("+zone") and (stamps % DAY).any()
+        return stamps, form + ZONE * bool(zoned)
 
     @cached_property
     def decimal(self) -> Literal[".", ","]:
@@ -366,7 +398,7 @@ class Cells:
         text = self._texts[name]
         what = f"column {name!r} of {self._source}"
         if not len(text.cells):
-            return pa.nulls(len(text.places)), ""
+            return (_floats(np.full(len(text.places), np.nan)) if strict else pa.nulls(len(text.places))), ""
         if (truth := text.truth) is not None:
             return _floats(text.spread(truth, np.nan)), ""
         number = text.numbers[self.decimal]
@@ -409,7 +441,8 @@ class Cells:
             marks = [mark.microseconds() for mark in given if mark and not mark.open]
             days = np.where(np.isin(stamps, [LOST, *marks]), np.nan, stamps / DAY)
             warn_of_marks(days, what, dates=True)
-            return _floats(days), ISO
+            zoned = pa.types.is_timestamp(kind) and kind.tz and (stamps[stamps != LOST] % DAY).any()
+            return _floats(days), ISO + ZONE * bool(zoned)
         numeric = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean)
         if pa.types.is_temporal(kind):
             raise UserError(self._line(name, kind, _out(name)))
@@ -548,6 +581,14 @@ def _apart(different: Floats, counts: NDArray[np.int64]) -> NDArray[np.bool_]:
         zeros = different[0] == 0 and 5 <= counts[0] <= 0.1 * counts.sum()
         found[0] |= zeros and low > 0.25 * (different[-1] - low)
     return found
+
+
+def garbled(name: str) -> str:
+    """Return what a name was before UTF-8 was read as another encoding, as KÃ¶ln for Köln; "" if it was not."""
+    try:
+        return "" if name.isascii() else name.encode("cp1252").decode()
+    except UnicodeError:
+        return ""
 
 
 def is_text(kind: Any) -> bool:

@@ -364,7 +364,9 @@ def names_of(table: Any, name: str, source: str, cells: Cells) -> NDArray[Any]:
     names = cells.names(name)
     if names.null_count:
         row = names.is_null().to_pylist().index(True)
-        raise UserError(f"column {name!r} of {source} has no value in {row_text(row)}: give every row one.")
+        raise UserError(
+            f"column {name!r} of {source} has no value in {row_text(row)}{cells.cell(name, row)}: give every row one."
+        )
     found: NDArray[Any] = np.array(names.to_pylist(), dtype=np.str_)
     if pa.types.is_floating(column.type):
         if not all(value.lstrip("-").isdigit() for value in np.unique(found)):

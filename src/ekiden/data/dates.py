@@ -13,6 +13,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.outside import pa
 
 ISO = "YYYY-MM-DD"
+ZONE = " with a time zone"
 LIKE = r"^(\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|\d{1,2}[ .-]+[A-Za-z]{3}|[A-Za-z]{3,9}[ .]+\d{1,2},? )"
 """how the cells begin that may be dates"""
 DAY = 86_400_000_000  # microseconds
@@ -25,7 +26,7 @@ _YEAR_FIRST = re.compile(rf"(\d{{4}})([-/.])(\d{{1,2}})\2(\d{{1,2}}){_TIME}")
 _YEAR_LAST = re.compile(rf"(\d{{1,2}})([-/.])(\d{{1,2}})\2(\d{{4}}|\d{{2}}){_TIME}")
 _WITH_MONTH = re.compile(rf"(\d{{1,2}})[ .-]+([A-Za-z]{{3,9}})[ .,-]+(\d{{4}}){_TIME}")
 _MONTH_FIRST = re.compile(rf"([A-Za-z]{{3,9}})[ .]+(\d{{1,2}}),? +(\d{{4}}){_TIME}")
-_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 
 
 @dataclass
@@ -120,10 +121,10 @@ def date_of(text: str) -> Date | None:
             return None
     elif m := _WITH_MONTH.fullmatch(text) or _MONTH_FIRST.fullmatch(text):
         day, name, year, *time = m.groups() if m[1].isdigit() else (m[2], m[1], *m.groups()[2:])
-        if name[:3].lower() not in _MONTHS:
+        if name[:3].lower() not in MONTHS:
             return None
         form = "DD Month YYYY" if m[1].isdigit() else "Month DD YYYY"
-        found = Date(form, int(year), _MONTHS.index(name[:3].lower()) + 1, int(day))
+        found = Date(form, int(year), MONTHS.index(name[:3].lower()) + 1, int(day))
     else:
         return None
     hour, minute, second_, fraction, half, zone = time

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from itertools import combinations, permutations
 from math import exp, log
@@ -23,7 +24,7 @@ from ekiden.data.kinds import Inputs
 from ekiden.data.raster import split
 from ekiden.data.samples import Dataset
 from ekiden.data.tasks import Classification, MultiLabel, Regression, ScaledTask
-from ekiden.data.undecoded import Raw
+from ekiden.data.undecoded import PARTS, Raw
 
 _ID = re.compile(
     r"(^|[\W_])((id|ids|uid|uuid|guid|mrn|ssn|pid|patient|person|subject|participant|index|row|record|encounter|admission"
@@ -38,6 +39,7 @@ _NEARLY = 0.95
 _SMALL = 20  # rows of a group that may be a patient, hardly a hospital
 _ROWS_DIFFER = 0.95  # share of different rows from which equal rows mean something
 _IMPROBABLE = 0.01
+_NEVER = 1e-18
 _SEVERAL = 0.01  # share of test rows that equal a training row
 FEATURES = 2  # of a sample; rows of a single number are equal by chance
 _COPIED = 20  # rows from which a column that equals the label is hardly chance
@@ -45,6 +47,8 @@ _AGREES = 0.995  # share of rows in which a feature tells the label
 _MOST_NAMES = 200  # classes whose names are compared
 _SHORTEST = 5  # letters of a name that may hold a slip
 _MOST = 0.8  # share of files with names that begin alike
+_TOTALS = {"total", "subtotal", "grand total", "sum", "summe", "gesamt"}  # rows below a table
+_SPLIT = re.compile(r"(is_?)?(train|test|val|valid|validation|split|fold|partition)")
 _UNKNOWN = {"unknown", "unk", "missing", "not available", "not known", "undefined", "n.d.", "n.a.", "tbd", "-", "--"}
 _MARK = re.compile(r"-?(7{2,}|8{2,}|9+)|-[78]")
 _PEEK = 512  # rows that are looked at first
@@ -68,6 +72,14 @@ class SeenData:
     reading: Reading
     unscaled: bool
     given: bool
+
+    @cached_property
+    def prints(self) -> tuple[list[bytes], list[bytes]] | None:
+        """Return fingerprints of all training and test samples; None if there are too many, or rows of one number."""
+        train, test = self.data.train.x, self.data.test.x
+        if train.nbytes + test.nbytes > _LARGE or train[0].numel() < FEATURES:
+            return None
+        return fingerprints(train, self.data.inputs, b""), fingerprints(test, self.data.inputs, b"")
 
 
 def look(seen: SeenData) -> None:
@@ -219,6 +231,68 @@ def _agreement(column: NDArray[np.float64], label: NDArray[np.float64], numbers:
     return float(share) if share > _AGREES and 1 - share < (1 - guess) / 2 else 0.0
 
 
+def _one_class(seen: SeenData) -> Iterator[str]:
+    """Say that all labels are of one class."""
+    data, first = seen.data, seen.data.train.y[0]
+    if isinstance(data.task, Classification) and all(bool((part.y == first).all()) for part in (data.train, data.test)):
+        yield (
+            f"all labels of {seen.raws[0].source} are {data.classes[int(first)]!r}: a model learns nothing from one "
+            "class; if other silos hold others, train together with them"
+        )
+
+
+def _splits(seen: SeenData) -> Iterator[str]:
+    """Name the features that say which rows are for training and which for the test."""
+    first = seen.raws[0]
+    if not first.kind.agreed or seen.reading.feature_columns:
+        return
+    for name in first.images.column_names:
+        columns = [raw.images[name] for raw in seen.raws if name in raw.images.column_names]
+        values = {str(value).strip().lower() for column in columns for value in pc.unique(column).to_pylist()[:_FEW]}
+        if _SPLIT.fullmatch(name.lower()) or (len(values) > 1 and values <= {*PARTS}):
+            yield (
+                f"column {name!r} of {first.source} seems to say which rows are for training and which for the test, "
+                f"and nothing follows it: put rows for the test into a file of their own, and leave the column out "
+                f"(--drop-columns={name!r})"
+            )
+
+
+def _empty_texts(seen: SeenData) -> Iterator[str]:
+    """Say how many texts have no word, and where all have none."""
+    both = (seen.data.train, seen.data.test)
+    lengths = [seen.data.inputs.lengths(part.x) for part in both]
+    if lengths[0] is None:
+        return
+    empty = torch.cat([length == 0 for length in lengths if length is not None])
+    if empty.any():
+        owner = [part.group for part in both if part.group is not None]
+        at = [name for k, name in enumerate(seen.data.groups) if len(owner) == 2 and empty[torch.cat(owner) == k].all()]
+        where = f", among them all at {listed(at)}" if at else ""
+        yield (
+            f"{int(empty.sum()):,} of {len(empty):,} texts of {seen.raws[0].source} are empty{where}: leave them out, "
+            "or check the column"
+        )
+
+
+def _two_labels(seen: SeenData) -> Iterator[str]:
+    """Say how many samples are there again with another class, unless such rows are equal by chance."""
+    data = seen.data
+    train, test = data.train, data.test
+    if seen.prints is None or not isinstance(data.task, Classification) or train.x.dtype == torch.int64:
+        return
+    labels: dict[bytes, set[int]] = {}
+    for prints, part in zip(seen.prints, (train, test), strict=True):
+        for print_, label in zip(prints, part.y.tolist(), strict=True):
+            labels.setdefault(print_, set()).add(label)
+    several = [sorted(each) for each in labels.values() if len(each) > 1]
+    rows = len(train) + len(test)
+    if several and _improbable(len(several), rows * rows / 2 * chance(train.x)):
+        yield (
+            f"{counted(len(several), 'sample')} of {seen.raws[0].source} {'is' if len(several) == 1 else 'are'} there "
+            f"with several labels ({listed(map(repr, (data.classes[k] for k in several[0])))}): correct them"
+        )
+
+
 def _names_of_missing(seen: SeenData) -> Iterator[str]:
     """Name classes, groups, domains and subjects that probably mark missing values: unknown, -999, 99."""
     made, raws = seen.data, seen.raws
@@ -226,15 +300,15 @@ def _names_of_missing(seen: SeenData) -> Iterator[str]:
     subjects = np.unique(np.concatenate(known)).astype(np.str_).tolist() if len(known) == len(raws) else []
     classes = made.classes if isinstance(made.task, Classification) else ()
     for what, names in (("class", classes), ("group", made.groups), ("domain", made.domains), ("subject", subjects)):
-        found = [name for name in names if name.strip().casefold() in _UNKNOWN]
+        found = [name for name in names if name.strip().casefold() in _UNKNOWN | _TOTALS]
         if what == "class" and all(re.fullmatch(r"-?\d{1,18}", name) for name in names):
             rest = [int(name) for name in names if not _MARK.fullmatch(name)] or [0]
             apart = [name for name in names if not min(rest) - 1 <= int(name) <= max(rest) + 1]
             found = [name for name in apart if str(int(name) - 1) not in names]
         if found:
             yield (
-                f"{what} {listed(map(repr, found))} of {raws[0].source} seems to mark missing values: leave such rows "
-                "out, or say so with --missing"
+                f"{what} {listed(map(repr, found))} of {raws[0].source} seems to mark missing values or a row of "
+                "totals: leave such rows out, or say so with --missing"
             )
 
 
@@ -317,6 +391,23 @@ def _small_groups(seen: SeenData) -> Iterator[str]:
         )
 
 
+def _subjects_of_several(seen: SeenData) -> Iterator[str]:
+    """Say that most subjects of a silo are at another one as well, as if each silo numbered its own."""
+    both = (seen.data.train, seen.data.test)
+    if any(part.subject is None or part.group is None for part in both):
+        return
+    who, at = (torch.cat([getattr(part, name) for part in both]).cpu().numpy() for name in ("subject", "group"))
+    held = {name: {*who[at == k].tolist()} for k, name in enumerate(seen.data.groups[:_MOST_NAMES])}
+    for (one, here), (other, there) in combinations(held.items(), 2):
+        shared, least = len(here & there), min(len(here), len(there))
+        if shared >= _FEW and shared >= least / 2:
+            yield (
+                f"{shared:,} of {least:,} subjects of {one} are also at {other}, and count as the same: if each silo "
+                "numbers its own, put its name before the number"
+            )
+            return
+
+
 def _given_tests(seen: SeenData) -> Iterator[str]:
     """Say how many rows of a given test part are about subjects of training, or not later than training."""
     train, test = seen.data.train, seen.data.test
@@ -341,19 +432,53 @@ def _rows_in_both(seen: SeenData) -> Iterator[str]:
     chance.
     """
     train, test = seen.data.train, seen.data.test
-    if train.x.nbytes + test.x.nbytes > _LARGE or train.x[0].numel() < FEATURES:
+    if seen.prints is None:
         return
-    rows, own = (fingerprints(part.x, seen.data.inputs, b"") for part in (train, test))
+    rows, own = seen.prints
     known = Counter(rows)
     equal = sum(row in known for row in own)
     if not equal or (not seen.given and equal < _SEVERAL * len(own)):
         return
-    by_chance = not seen.given or (len(known) < _ROWS_DIFFER * len(rows) and not _copied(known, Counter(own)))
-    if not by_chance or _tell_apart(train.x, len(known)):
+    if seen.given and len(known) < _ROWS_DIFFER * len(rows) and _copied(known, Counter(own)):
+        improbable = True
+    else:
+        fine = seen.given and len(known) >= _ROWS_DIFFER * len(rows)
+        expected = len(rows) * len(own) * max(chance(train.x), _twice(known) if fine else 0.0)
+        improbable = (fine or _tell_apart(train.x, len(known))) and _improbable(equal, expected)
+    if improbable:
         yield (
             f"{equal:,} of {len(test):,} test rows equal a training row, so the test is too easy: take out rows that "
             "are twice"
         )
+
+
+def chance(x: Tensor) -> float:
+    """Return how probable it is that two samples (n, ...) are equal, if their values do not depend on each other.
+
+    It is 0 for samples that are not rows: images and signals are copies if they are equal.
+    """
+    if x.ndim != 2 or len(x) < 2:
+        return 0.0
+    found = 1.0
+    for column in x.cpu().numpy().T:
+        _, counts = np.unique(column, return_counts=True)
+        found *= float((counts * (counts - 1.0)).sum()) / (len(x) * (len(x) - 1.0))
+        if found < _NEVER:
+            break
+    return found
+
+
+def _twice(rows: Mapping[Any, int]) -> float:
+    """Return the share of equal rows among all pairs of one part."""
+    count = sum(rows.values())
+    return sum(n * (n - 1) for n in rows.values()) / max(count * (count - 1), 1)
+
+
+def _improbable(found: int, expected: float, pairs: int = 1) -> bool:
+    """Return whether so many equal rows are hardly chance, by Chernoff's bound for a Poisson variable."""
+    if found <= expected:
+        return False
+    return pairs * exp(found - expected + found * log(max(expected, _NEVER) / found)) < _IMPROBABLE
 
 
 def _copied(here: Mapping[Any, int], there: Mapping[Any, int], pairs: int = 1) -> bool:
@@ -401,25 +526,32 @@ def _classes_in_test_only(seen: SeenData) -> Iterator[str]:
 def _rows_of_groups(seen: SeenData) -> Iterator[str]:
     """Say how many rows several natural owners have."""
     data = seen.data
-    if not data.groups or data.train.x[0].numel() < FEATURES:
+    if not data.groups or seen.prints is None:
         return
     found: dict[str, list[bytes]] = {name: [] for name in data.groups}
-    for part in (data.train, data.test):
-        if part.x.nbytes <= _LARGE and part.group is not None:
-            for owner, print_ in zip(part.group.tolist(), fingerprints(part.x, data.inputs, b""), strict=True):
+    for prints, part in zip(seen.prints, (data.train, data.test), strict=True):
+        if part.group is not None:
+            for owner, print_ in zip(part.group.tolist(), prints, strict=True):
                 found[data.groups[owner]].append(print_)
-    yield from rows_of_several(found)
+    yield from rows_of_several(found, chance(data.train.x))
 
 
 _DOUBTS = (
-    *(_ids, _copied_labels, _times_without_events, _names_of_missing, _nearly_alike, _slices_of_files, _names_of_files),
-    *(_small_groups, _given_tests, _rows_in_both, _classes_in_test_only, _rows_of_groups),
+    *(_ids, _splits, _one_class, _copied_labels, _two_labels, _times_without_events, _names_of_missing, _nearly_alike),
+    *(_slices_of_files, _names_of_files, _small_groups, _given_tests, _rows_in_both, _classes_in_test_only),
+    *(_rows_of_groups, _empty_texts, _subjects_of_several),
 )
 """what is looked for; each yields a line for what it finds"""
 
 
-def rows_of_several(held: Mapping[str, Sequence[bytes | str]]) -> Iterator[str]:
-    """Say how many rows several silos hold, from the fingerprints of their rows."""
+def rows_of_several(held: Mapping[str, Sequence[bytes | str]], chance: float | None = None) -> Iterator[str]:
+    """Say how many rows several silos hold, unless so many are equal by chance.
+
+    Args:
+        held: fingerprints of each silo's rows.
+        chance: how probable it is that two rows are equal, as far as their values tell; None if only fingerprints are
+            known.
+    """
     counts = {name: Counter(rows) for name, rows in held.items()}
     fine = sum(map(len, counts.values())) >= _ROWS_DIFFER * sum(map(len, held.values()))
     owners: dict[bytes | str, list[str]] = {}
@@ -427,12 +559,21 @@ def rows_of_several(held: Mapping[str, Sequence[bytes | str]]) -> Iterator[str]:
         for row in rows:
             owners.setdefault(row, []).append(name)
     found = Counter(pair for names in owners.values() for pair in combinations(names, 2))
-    pairs = [(n, a, b) for (a, b), n in found.most_common() if fine or _copied(counts[a], counts[b], len(found))]
+    every = sum(len(rows) * (len(rows) - 1) for rows in held.values())
+    within = sum(n * (n - 1) for rows in counts.values() for n in rows.values()) / max(every, 1)
+
+    def copied(a: str, b: str, n: int) -> bool:
+        expected = len(held[a]) * len(held[b]) * max(within, chance or 0.0)
+        own = fine if chance is None else _improbable(n, expected, len(found))
+        return own or (not fine and _copied(counts[a], counts[b], len(found)))
+
+    pairs = [(n, a, b) for (a, b), n in found.most_common() if copied(a, b, n)]
     if pairs:
-        shown = listed(f"{a} and {b} {counted(n, 'row')}" for n, a, b in pairs)
+        shown = listed(f"{a} and {b} {counted(n, 'row')} of {len(held[a]):,} and {len(held[b]):,}" for n, a, b in pairs)
+        few = ". Few may be equal by chance, if values are coarse" if chance is None and pairs[0][0] < _FEW else ""
         yield (
             f"silos hold equal rows: {shown}. A row that one silo trains on may be another's test: take out what "
-            "is twice"
+            f"is twice{few}"
         )
 
 

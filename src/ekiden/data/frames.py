@@ -2,17 +2,19 @@
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from csv import reader as csv_reader
 from pathlib import Path
 from typing import Any
 
-from ekiden.base.errors import UserError, tell
+from ekiden.base.errors import UserError, counted, listed, row_text, tell
 from ekiden.base.outside import csv, feather, pa, pq
 from ekiden.data.cells import DELIMITER
 
 SUFFIXES = (".parquet", ".csv", ".tsv", ".feather", ".arrow")
 _DELIMITERS = ",;\t|"
+_VALUE = re.compile(r"[+-]?\d*[.,]\d+([eE][+-]?\d+)?|\d{4}-\d\d-\d\d.*")  # a cell, hardly a column's name
 _HEAD = 1 << 16  # bytes from which we learn how a text file is written
 
 
@@ -54,6 +56,12 @@ def _of_columns(columns: dict[str, Any]) -> Any:
     return pa.table({name: _unmixed(values) for name, values in columns.items()})
 
 
+def _of_pandas(frame: Any) -> Any:
+    if names := [str(name) for name in frame.index.names if name is not None]:
+        tell(f"the index {listed(map(repr, names))} of a frame is not read: make it a column by frame.reset_index()")
+    return pa.Table.from_pandas(_without_mixtures(frame), preserve_index=False)
+
+
 def _of_hub(source: Any) -> Any:
     """Read a data set of Hugging Face, whose features may name classes."""
     table = source.with_format("arrow")[:] if hasattr(source, "num_rows") else pa.Table.from_pylist(list(source))
@@ -62,7 +70,7 @@ def _of_hub(source: Any) -> Any:
 
 
 _READERS: dict[tuple[str, str], Callable[[Any], Any]] = {
-    ("pandas", "DataFrame"): lambda frame: pa.Table.from_pandas(_without_mixtures(frame), preserve_index=False),
+    ("pandas", "DataFrame"): _of_pandas,
     ("polars", "DataFrame"): lambda frame: frame.to_arrow(),
     ("polars", "LazyFrame"): lambda frame: frame.collect().to_arrow(),
     ("pyarrow", "Table"): lambda table: table,
@@ -159,13 +167,44 @@ def _text(path: Path) -> Any:
     bare = re.sub(r'"[^"]*"', "", header)
     delimiter = "\t" if path.suffix.lower() == ".tsv" else told[1] if told else max(_DELIMITERS, key=bare.count)
     width = len(next(csv_reader(lines[bool(told) :], delimiter=delimiter), []))
-    table = csv.read_csv(
-        path,
-        read_options=csv.ReadOptions(autogenerate_column_names=True, skip_rows=int(bool(told))),
-        parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-        convert_options=csv.ConvertOptions(
-            column_types={f"f{k}": pa.large_string() for k in range(width)}, null_values=[""], strings_can_be_null=True
-        ),
-    )
+
+    def read(threads: bool) -> Any:
+        return csv.read_csv(
+            path,
+            read_options=csv.ReadOptions(
+                use_threads=threads, autogenerate_column_names=True, skip_rows=int(bool(told))
+            ),
+            parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+            convert_options=csv.ConvertOptions(
+                column_types={f"f{k}": pa.large_string() for k in range(width)},
+                null_values=[""],
+                strings_can_be_null=True,
+            ),
+        )
+
+    try:
+        table = read(threads=True)
+    except pa.ArrowInvalid:
+        with _unlike_the_header(path, width):
+            table = read(threads=False)  # which counts rows
     names = [(column[0].as_py() or "").strip() for column in table.columns]
+    if values := [name for name in names if _VALUE.fullmatch(name)]:
+        tell(f"a column of {path} is called {values[0]!r}: if its first row holds no names but values, add a header")
     return table.slice(1).rename_columns(names).replace_schema_metadata({DELIMITER: delimiter})
+
+
+@contextmanager
+def _unlike_the_header(path: Path, width: int) -> Iterator[None]:
+    """Say which row has more or fewer cells than the header."""
+    try:
+        yield
+    except pa.ArrowInvalid as error:
+        found = re.search(r"Row #(\d+): Expected \d+ columns, got (\d+)", str(error))
+        if not found:
+            raise
+        row, cells = int(found[1]) - 2, counted(int(found[2]), "cell")
+        above = "remove lines above the header, or " * (row < 2)
+        raise UserError(
+            f"{path} has {cells} in {row_text(row)}, and its header names {counted(width, 'column')}: {above}correct "
+            "the row"
+        ) from None

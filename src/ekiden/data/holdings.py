@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from ekiden.base.errors import UserError, counted, tell
+from ekiden.base.errors import UserError, counted, listed, tell
 from ekiden.base.outside import pa, pq
 from ekiden.data import columns, frames, medical, raster
 from ekiden.data import schema as schemas
@@ -29,13 +29,14 @@ from ekiden.data.kinds.images import Images, decode
 from ekiden.data.raster import split
 from ekiden.data.samples import Samples
 from ekiden.data.tasks import LanguageModelling, inferred
-from ekiden.data.undecoded import Raw, natural
+from ekiden.data.undecoded import PARTS, Raw, natural
 
 SUFFIXES = raster.SUFFIXES | {*medical.DICOM, *medical.NIFTI}
 READABLE = (".parquet", ".csv", ".tsv", ".feather", ".arrow", ".npy", ".npz", ".safetensors")
 """the names of file formats that are not images"""
 _TABLES = READABLE[:5]
 _CLUTTER = ("Thumbs.db", "desktop.ini", "DICOMDIR")
+_HIDDEN = (".", "__")
 
 
 def find(path: Path) -> tuple[Path, Path | None]:
@@ -54,10 +55,10 @@ def find(path: Path) -> tuple[Path, Path | None]:
             )
         sibling = path.with_name(path.name.replace("train", "test"))
         return path, sibling if sibling != path and sibling.is_file() else None
+    there = {part.name.lower(): part for part in sorted(path.iterdir())}
     for name in (*(f"train{suffix}" for suffix in READABLE), "train"):
-        if (train := path / name).exists():
-            test = path / name.replace("train", "test")
-            return train, test if test.exists() else None
+        if name in there:
+            return there[name], there.get(name.replace("train", "test"))
     return path, None
 
 
@@ -76,11 +77,11 @@ def walked(root: Path, reading: Reading) -> tuple[list[tuple[str, Path]], Counte
     found, left = list[tuple[str, Path]](), Counter[str]()
     for file in _below(root):
         inside = file.relative_to(root)
-        if any(p.startswith(".") for p in inside.parts):
+        if any(p.startswith(_HIDDEN) for p in inside.parts):
             continue
         if kind.is_file(file):
             found.append((inside.as_posix(), file))
-        elif len(inside.parts) > 1 and not inside.parts[0].startswith("__") and file.name not in _CLUTTER:
+        elif len(inside.parts) > 1 and file.name not in _CLUTTER:
             left[file.suffix.lower() or file.name] += 1
     return found, left
 
@@ -163,6 +164,11 @@ def read(root: Path, reading: Reading) -> Raw:
             f"(photo/cat/1.png); found {len(found)} {kind.words} at {len(levels)} levels."
         )
     parts = [name.split("/") for name, _ in found]
+    if levels == {2} and len(named := {p[0] for p in parts if p[0].lower() in PARTS}) > 1:
+        raise UserError(
+            f"the folders {listed(sorted(named))} of {root} are parts of one data set, and none is called train: call "
+            "the training part train, and the test part test"
+        )
     if left:
         kinds = ", ".join(name for name, _ in left.most_common(5))
         verb = "is" if left.total() == 1 else "are"
@@ -192,7 +198,7 @@ def check_class_folders(parts: Sequence[Path], reading: Reading) -> None:
         for part in folders:
             for found in sorted(part.glob("*/" * level + "*/")):
                 inside = found.relative_to(part).parts
-                if found.name not in known and not any(name.startswith((".", "__")) for name in inside):
+                if found.name not in known and not any(name.startswith(_HIDDEN) for name in inside):
                     raise UserError(
                         f"the folder {found} holds no image ({no_image(found)}), so {found.name!r} would be empty: put "
                         "images there, or remove the folder"
@@ -240,12 +246,17 @@ def raw_of(source: Any, what: str) -> Raw:
             if isinstance(numbers, np.ndarray) and numbers.dtype.kind not in "biuf":
                 raise UserError(f"{what} holds {numbers.dtype} as inputs: give numbers, or a frame of texts")
             return _raw(torch.as_tensor(numbers), _array(y, what), what)
+    if isinstance(source, tuple) and any(hasattr(part, "toarray") for part in source):
+        raise UserError(f"{what} holds a sparse matrix: give matrix.toarray()")
     return _raw(*_collected(source, what), what)
 
 
 def _raw(x: Tensor, y: Any, what: str, classes: tuple[str, ...] = ()) -> Raw:
     names = isinstance(y, np.ndarray) and y.ndim == 1 and len(y) > 0 and all(isinstance(label, str) for label in y)
-    label = y.astype(np.str_) if names else torch.as_tensor(y).cpu().numpy()
+    try:
+        label = y.astype(np.str_) if names else torch.as_tensor(y).cpu().numpy()
+    except TypeError:
+        raise UserError(f"{what} holds {y.dtype} as labels: give integers, numbers or names") from None
     tokens = not names and isinstance(inferred(torch.as_tensor(label), x), LanguageModelling)
     x = x.long() if tokens else _inputs(x, what)
     if len(label) != len(x):
@@ -280,9 +291,14 @@ def _array_like(part: Any) -> bool:
 
 def _array(part: Any, what: str) -> Any:
     if isinstance(part, Tensor):
+        if part.layout != torch.strided:
+            raise UserError(f"{what} holds a sparse tensor: give tensor.to_dense()")
         return part
+    if np.ma.is_masked(part):
+        raise UserError(f"{what} holds masked values: fill them, or leave such samples out")
     try:
         array = np.asarray(part)
+        array = np.char.decode(array) if array.dtype.kind == "S" else array
     except ValueError:
         raise UserError(f"{what} holds rows of different lengths: give each sample the same shape") from None
     if array.dtype == object and not all(isinstance(value, str) for value in array.flat):
@@ -377,9 +393,15 @@ def hold(
         if reading.names_columns or reading.sample_kind or reading.schema:
             raise UserError(f"{what} is {type(source).__name__}, which has no columns: give a frame, a path or a dict")
         return Holding(name, raw_of(source, what))
-    train, test = find(Path(source).expanduser())
-    parts = [part for part in (train, test) if part is not None]
+    path = Path(source).expanduser()
+    parts = [part for part in find(path) if part is not None]
     check_class_folders(parts, reading)
+    beside = path.iterdir() if path.is_dir() and parts[0] != path else ()
+    if more := [part for part in beside if part.stem.lower() in PARTS[2:]]:
+        tell(
+            f"{listed(sorted(more))} is not read: validation samples are taken from the training part; call a part "
+            "test to measure models on it"
+        )
     return Holding(name, *(read_part(part, reading, usual) for part in parts))
 
 
@@ -465,9 +487,7 @@ def named_silos(given: Sequence[str]) -> dict[str, Path]:
         return _from_toml(paths[0])
     if len(paths) == 1 and paths[0].is_dir():
         inside = sorted(paths[0].iterdir(), key=lambda p: natural(p.stem))
-        found = [
-            p for p in inside if not p.name.startswith((".", "__")) and (p.is_dir() or p.suffix.lower() in READABLE)
-        ]
+        found = [p for p in inside if not p.name.startswith(_HIDDEN) and (p.is_dir() or p.suffix.lower() in READABLE)]
         if not found:
             raise UserError(f"{paths[0]} holds no folder and no file of a silo: put one for each silo there")
         paths = found

@@ -18,6 +18,8 @@ from ekiden.data.raster import Loaded, Look, chosen, split
 
 DICOM, NIFTI = (".dcm", ".dicom"), (".nii", ".nii.gz")
 _MAGIC = slice(128, 132)
+_PLANES = ("sagittal", "coronal", "axial")
+"""slices across each axis of the patient: right, front, head"""
 
 
 def is_medical(item: Any) -> bool:
@@ -55,7 +57,25 @@ def look(item: Path | bytes) -> Look:
     if not data.get("Rows") or not data.get("Columns"):
         raise UserError(f"it holds no picture ({data.get('Modality') or 'no modality'}): leave it out")
     pages = 1 if number is not None else _frames(data)
-    return Look((int(data.Columns), int(data.Rows)), _has_colour(data), pages)
+    scout = "LOCALIZER" in (data.get("ImageType") or ())
+    doubt = "are localizers (scouts) by their header: leave them out, if models are to see scans" * scout
+    size = int(data.Columns), int(data.Rows)
+    return Look(size, _has_colour(data), pages, doubt, _spacing(data), f"{data.get('Modality') or ''} {_plane(data)}")
+
+
+def _spacing(data: Any) -> float:
+    """Return millimetres between the rows of a DICOM picture; 0 if it does not say."""
+    found = data.get("PixelSpacing") or data.get("ImagerPixelSpacing") or [0.0]
+    return float(found[0])
+
+
+def _plane(data: Any) -> str:
+    """Return the plane of a DICOM picture, or that nearest to it; "" if it is not said."""
+    sides = data.get("ImageOrientationPatient") or ()
+    if len(sides) != 6:
+        return ""
+    across = np.abs(np.cross(np.array(sides[:3], dtype=float), np.array(sides[3:], dtype=float)))
+    return _PLANES[int(across.argmax())]
 
 
 def load(item: Path | bytes) -> Loaded:
@@ -103,7 +123,9 @@ class _Volume:
         chosen(count, number, "slice")
         right, up = (self.dims[self.stored[axis]] for axis in range(3) if axis != self.across)
         colour = self.file.get_data_dtype().names is not None
-        return Look((right, up), colour, 1 if number is not None else count, self.doubt)
+        axis = max(axis for axis in range(3) if axis != self.across)
+        spacing = float(self.file.header.get_zooms()[self.stored[axis]])
+        return Look((right, up), colour, 1 if number is not None else count, self.doubt, spacing, _PLANES[self.across])
 
     def load(self, number: int | None) -> Loaded:
         cut, count = self.stored[self.across], self.dims[self.stored[self.across]]

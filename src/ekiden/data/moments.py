@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
-from math import inf, isfinite, log10, sqrt
+from math import floor, inf, isfinite, log10, sqrt
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ekiden.base.checks import made
-from ekiden.base.errors import UserError, listed, tell
+from ekiden.base.errors import UserError, counted, listed, nearest, tell
 from ekiden.data import doubts
 from ekiden.data import schema as schemas
 from ekiden.data.curves import Followed
@@ -27,7 +27,7 @@ from ekiden.data.kinds import Inputs, Table, from_json, to_json
 from ekiden.data.kinds.tables import Numbers, encode_again
 from ekiden.data.samples import ClientData, Dataset, FederatedData, Subset
 from ekiden.data.schema import Schema
-from ekiden.data.spelling import merging, numbered_from_two, refuse_spellings
+from ekiden.data.spelling import merging, nothing_in_common, numbered_from_two, refuse_spellings
 from ekiden.data.tasks import Classification, ScaledTask, Survival, Task
 from ekiden.data.undecoded import natural
 
@@ -79,6 +79,8 @@ class ColumnMoments:
 
 _FACTOR = 5.0  # times as large, in mean and in deviation: another unit
 _ALIKE = 0.4  # difference of the two factors' decimal logarithms
+_NARROW = 3.0  # deviations between the mean and zero from which less tells another unit, such as pounds
+_LEAST_FACTOR, _VERY_ALIKE = 2.0, 0.1
 _FAR = 8.0  # deviations between means
 _ROWS = 10  # values from which a silo's moments are compared
 _TARGETS, _SCHEMA, _CLASSES = "targets", "schema", "classes"
@@ -96,25 +98,28 @@ def compare_units(silos: Mapping[str, Mapping[str, ColumnMoments]]) -> None:
         DataWarning: a column of a silo is a factor of at least 5, or 8 standard deviations, away from the others', or
             has one value.
     """
-    lines, constant = list[str](), list[str]()
+    lines, constant, coded = list[str](), list[str](), list[str]()
     for column in next(iter(silos.values()), ()):
         each = {silo: told[column] for silo, told in silos.items() if told[column].count >= _ROWS}
         lines += _units(column, each)
+        coded += _codes(column, each)
         flat = {silo: f"{told.mean:.4g}" for silo, told in each.items() if not told.deviation}
         constant += _constant(column, flat, [silo for silo in each if silo not in flat])
     _say(lines, "check units")
     _say(constant, "check how it was filled in there")
+    _say(coded, "use the same codes at all silos")
 
 
 def compare_categories(told: Sequence["ColumnSums"]) -> None:
-    """Name silos in which a column has one category, while it has several at others.
+    """Name silos in which a column has one category, while it has several at others; or none that others have.
 
     Warns:
         DataWarning: there is such a silo.
     """
-    lines = list[str]()
+    lines, strange = list[str](), list[str]()
     for column in told[0].categories:
-        each = {one.silo: one.categories[column] for one in told}
+        each = {one.silo: {c: n for c, n in one.categories[column].items() if c} for one in told}
+        strange += filter(None, [nothing_in_common(each, f"category of column {column!r}")])
         least = {one.silo: max(_ROWS, one.least_rows) for one in told}  # categories of few rows are not reported
         flat = {
             silo: repr(next(iter(names)))
@@ -123,6 +128,16 @@ def compare_categories(told: Sequence["ColumnSums"]) -> None:
         }
         lines += _constant(f"column {column!r}", flat, [silo for silo, names in each.items() if len(names) > 1])
     _say(lines, "check how it was filled in there")
+    _say(strange, "check that categories mean the same everywhere")
+
+
+def _say_empty(empty: Mapping[str, Sequence[str]], parts: int) -> None:
+    """Name columns that have values at some silos, or in some parts, but not at all of them (`empty`)."""
+    lines = [f"column {name!r} has no values, or too few, at {listed(at)}" for name, at in empty.items() if at]
+    _say(
+        [line for line, at in zip(lines, filter(None, empty.values()), strict=True) if len(at) < parts],
+        "check whether it was filled in there, or leave it out with --drop-columns",
+    )
 
 
 def _constant(column: str, flat: Mapping[str, str], varied: Sequence[str]) -> list[str]:
@@ -155,26 +170,41 @@ def _units(column: str, silos: Mapping[str, ColumnMoments]) -> list[str]:
     ]
 
 
+def _codes(column: str, silos: Mapping[str, ColumnMoments]) -> list[str]:
+    """Return a line if all values are 0 and 1 at some silos, and 1 and 2, or others next to each other, elsewhere.
+
+    The variance of values between two whole numbers that are next to each other is smallest if they are these numbers.
+    """
+    coded: dict[int, list[str]] = {}
+    for silo, told in silos.items():
+        low = floor(told.mean)
+        share = told.mean - low
+        if 0 < share < 1 and abs(told.squares / told.count - share * (1 - share)) < 1e-9:
+            coded.setdefault(low, []).append(silo)
+    if len(coded) < 2:
+        return []
+    return [f"{column} is {', but '.join(f'{low} or {low + 1} at {listed(at)}' for low, at in sorted(coded.items()))}"]
+
+
 def _apart(here: ColumnMoments, mean: float, spread: float) -> str:
     """Return in words how far a silo is from this mean and standard deviation; empty if it is not."""
     if here.deviation and spread:
         factor = here.deviation / spread
-        centred = max(abs(here.mean) / here.deviation, abs(mean) / spread) < 1
-        same = here.mean * mean > 0 and abs(log10(here.mean / mean / factor)) < _ALIKE
-        if max(factor, 1 / factor) >= _FACTOR and (centred or same):
+        ends = abs(here.mean) / here.deviation, abs(mean) / spread
+        unlike = abs(log10(here.mean / mean / factor)) if here.mean * mean > 0 else inf
+        narrow = min(ends) >= _NARROW and unlike < _VERY_ALIKE
+        centred = max(ends) < 1
+        if max(factor, 1 / factor) >= (_LEAST_FACTOR if narrow else _FACTOR) and (centred or unlike < _ALIKE):
             times = factor if centred else here.mean / mean
-            return f"a factor of about {_round(max(times, 1 / times)):,}"
+            return f"a factor of about {_round(max(times, 1 / times)):,g}"
     far, widest = abs(here.mean - mean), max(here.deviation, spread)
     return f"{far / widest:,.0f} standard deviations" if widest and far > _FAR * widest else ""
 
 
-def _round(times: float) -> int:
-    """Return a factor with one digit, or a power of ten if that is near."""
-    power = 10 ** round(log10(times))
-    if abs(log10(times / power)) < 0.1:
-        return int(power)
-    digit = 10 ** int(log10(times))
-    return int(round(times / digit) * digit)
+def _round(times: float) -> float:
+    """Return a factor with two digits, or a power of ten if that is near."""
+    power = 10.0 ** round(log10(times))
+    return power if abs(log10(times / power)) < (0.1 if power > 10 else 0.02) else float(f"{times:.2g}")
 
 
 @dataclass(frozen=True)
@@ -262,8 +292,8 @@ class ColumnSums:
         found = self.moments[name]
         if not found.count:
             raise UserError(
-                f"no silo has enough values in column {name!r} to send its sums: leave it out with --drop-columns "
-                f"{name}, or lower --min-count"
+                f"no silo has enough values in column {name!r} to send its sums: leave it out with "
+                f"--drop-columns={name!r}, or lower --min-count"
             )
         return found.mean, found.deviation
 
@@ -290,8 +320,8 @@ def agree(table: Table, told: Sequence[ColumnSums]) -> Table:
     for name, known in zip(table.categorical, vocabularies, strict=True):
         if not known:
             raise UserError(
-                f"column {name!r} has no text that enough rows of a silo share: leave it out with --drop-columns "
-                f"{name}, read it as text with --text-column {name}, or lower --min-count"
+                f"column {name!r} has no text that enough rows of a silo share: leave it out with "
+                f"--drop-columns={name!r}, read it as text with --text-column={name!r}, or lower --min-count"
             )
     return replace(
         table,
@@ -374,17 +404,48 @@ def agreed(fed: FederatedData) -> FederatedData:
     after, task = fed.dataset.inputs, fed.dataset.task
     if isinstance(after, Table):
         after = agree(after, told)
+        _say_folded(fed, after)
     if isinstance(task, ScaledTask):
         mean, std = zip(*map(target_scales(told).__getitem__, fed.dataset.classes), strict=True)
         task = replace(task, mean=mean, std=std)
     return scaled(fed, after, task)
 
 
+def _say_folded(fed: FederatedData, after: Table) -> None:
+    """Count and name the categories that too few training rows of each silo have, which count as one."""
+    found, table = list[str](), Table.of(fed.dataset.inputs)
+    for place, (name, known) in enumerate(zip(table.categorical, table.vocabularies, strict=True), len(table.numeric)):
+        kept = after.vocabularies[after.categorical.index(name)]
+        rare = {code: category for code, category in enumerate(known, 1) if category and category not in kept}
+        rows: Counter[int] = Counter()
+        at = dict[str, None]()
+        for client in fed.clients if rare else ():
+            for part in (client.train, client.val, client.test):
+                held = [code for code in part.samples.x[part.rows, place].tolist() if code in rare]
+                rows.update(held)
+                at |= dict.fromkeys([client.name] * bool(held))
+        if rare:
+            names = listed(repr(rare[code]) for code, _ in rows.most_common())
+            found.append(f"column {name!r}: {names} in {counted(rows.total(), 'row')} of {listed(at)}")
+    if found:
+        tell(
+            f"{fed.dataset.name} has categories that fewer than {fed.dataset.least} training rows of each silo have "
+            f"({'; '.join(found)}): all of them count as one unknown category; correct slips, or lower --min-count"
+        )
+
+
 def check_units(told: Sequence[ColumnSums]) -> None:
     """Name silos whose columns or targets are in another unit than the others', or do not vary."""
-    if len(told) > 1:
-        compare_units({one.silo: {_shown(name): m for name, m in one.moments.items()} for one in told})
-        compare_categories(told)
+    if len(told) < 2:
+        return
+    compare_units({one.silo: {_shown(name): m for name, m in one.moments.items()} for one in told})
+    compare_categories(told)
+    empty = {
+        name: [one.silo for one in told if not one.moments[name].count and one.missing[name]]
+        for name in told[0].missing
+    }
+    empty |= {name: [one.silo for one in told if {*one.categories[name]} == {""}] for name in told[0].categories}
+    _say_empty(empty, len(told))
 
 
 def check_values(parts: Mapping[str, Tensor], inputs: Inputs) -> None:
@@ -397,7 +458,8 @@ def check_values(parts: Mapping[str, Tensor], inputs: Inputs) -> None:
     """
     if any(not x.is_floating_point() and x.dtype != torch.uint8 for x in parts.values()):
         return  # tokens
-    names = Table.of(inputs).numeric
+    table = Table.of(inputs)
+    names = table.numeric
     moments: dict[str, dict[str, ColumnMoments]] = {}
     for name, part in parts.items():
         values = (part if names else some(part)).double().cpu().numpy()
@@ -405,6 +467,11 @@ def check_values(parts: Mapping[str, Tensor], inputs: Inputs) -> None:
         each = columns or {"the input": values.ravel()}
         moments[name] = {what: ColumnMoments.of(one, what) for what, one in each.items()}
     compare_units(moments)
+    lost = [[part for part, x in parts.items() if x[:, k].isnan().all()] for k in range(len(names))]
+    for k, known in enumerate(table.vocabularies, len(names)):
+        code = known.index("") + 1 if "" in known else -1
+        lost.append([part for part, x in parts.items() if (x[:, k] == code).all()])
+    _say_empty(dict(zip((*names, *table.categorical), lost, strict=True)), len(parts))
 
 
 def some(part: Tensor) -> Tensor:
@@ -513,11 +580,18 @@ def agree_on(
     for file, one in zip(files, told, strict=True):
         for what in ("moments", "categories"):
             here, there = set(getattr(told[0], what)), set(getattr(one, what))
-            if odd := sorted(here ^ there):
-                raise UserError(
-                    f"{files[0]} and {file} do not both describe the column {odd[0]!r} as {_TOLD[what]}: give "
-                    "all silos the same columns"
-                )
+            for has, lacks, names, others in (
+                (files[0], file, here - there, there - here),
+                (file, files[0], there - here, here - there),
+            ):
+                if names:
+                    name = min(names)
+                    near = nearest(name, others, n=1, cutoff=0.8)
+                    rename = f"rename {near[0]!r} there, or " if near else ""
+                    raise UserError(
+                        f"{lacks} lacks the column {name!r} of {_TOLD[what]}, which {has} has: {rename}give all silos "
+                        "the same columns, or leave it out at all by drop_columns in silo.toml"
+                    )
         if odd := sorted({*told[0].dates} ^ {*one.dates}):
             raise UserError(
                 f"only one of {files[0]} and {file} holds dates in the column {odd[0]!r}: write it alike at all silos"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.base.checks import Checked, Count, Positive, checked
-from ekiden.base.errors import UserError, at, listed, tell, unknown
+from ekiden.base.errors import UserError, at, counted, listed, tell, unknown
 from ekiden.data import holdout
 from ekiden.data.assemble import from_tensors
 from ekiden.data.holdings import Source
@@ -320,6 +320,11 @@ class Natural:
             )
         owners = np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])
         deal = np.arange(clients) if clients == len(sizes) else rng.permutation(len(sizes))
+        if clients < len(sizes) and dataset.groups:
+            names = [[dataset.groups[o] for o in deal[k::clients]] for k in range(clients)]
+            held = (f"client-{k} holds the rows of {listed(each)}" for k, each in enumerate(names))
+            shared = listed(held, sign="; ")
+            tell(f"{clients} clients share {len(sizes)} natural owners: {shared}; without --clients each is a client")
         return [rng.permutation(np.concatenate([owners[o] for o in deal[k::clients]])) for k in range(clients)]
 
     def __str__(self) -> str:
@@ -397,6 +402,9 @@ def split(
         raise UserError(f"{clients} clients cannot share {n} {noun}: take from 1 to {n} clients.")
     if seed < 0:
         raise UserError(f"seed must be 0 or more; it is {seed}.")
+    if dataset.groups and dataset.train.group is not None and not isinstance(partition, Natural):
+        several, named = counted(len(dataset.groups), "natural owner"), listed(dataset.groups)
+        tell(f"{partition} divides the rows of {several} ({named}) anew: use natural to keep what each owner holds")
     rows = partition.assign(dataset, clients, np.random.default_rng(seed))
     train_keys, test_keys = _keys(dataset, partition)
     test_rows = divide(train_keys, rows, test_keys)

@@ -23,12 +23,16 @@ class Look:
         colour: whether it has colours other than greys.
         pages: number of pages, frames or slices from which the middle one is taken; 1 if the path names one by #.
         doubt: what the file leaves open, and how it was read; "" if nothing.
+        spacing: millimetres between the rows; 0 if the file does not say.
+        taken: how it was taken, such as "CT axial"; "" if the file does not say.
     """
 
     size: tuple[int, int]
     colour: bool
     pages: int = 1
     doubt: str = ""
+    spacing: float = 0.0
+    taken: str = ""
 
 
 @dataclass(frozen=True)

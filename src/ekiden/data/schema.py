@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.base.checks import Checked, made, plain
-from ekiden.base.errors import PrivateError, UserError, at, counted, listed, row_text, unknown
+from ekiden.base.errors import PrivateError, UserError, at, counted, listed, nearest, row_text, unknown
 from ekiden.base.outside import pa, pc
 from ekiden.data.cells import DATE, Cells, Writing
 from ekiden.data.undecoded import Raw
@@ -127,7 +127,7 @@ class Violation:
         where: the row or file.
         column: name of the column.
         what: what is wrong, without the value: all that other silos are told.
-        value: the value as it is written; empty if there is none.
+        value: the value as it is written; of a missing column, another with nearly its name; empty if there is none.
         allowed: what the schema allows, in words; empty if the column is missing.
     """
 
@@ -139,7 +139,8 @@ class Violation:
 
     def __str__(self) -> str:
         if not self.allowed:
-            return f"{self.where} has no column {self.column!r}, which the schema names"
+            rename = f": rename {self.value!r}" if self.value else ""
+            return f"{self.where} has no column {self.column!r}, which the schema names{rename}"
         holds = f"holds {self.value}" if self.value else self.what
         return f"{self.where}: column {self.column!r} {holds}, the schema allows {self.allowed}"
 
@@ -330,7 +331,9 @@ def violations(
         names: names of categories that are stored as positions, by column.
     """
     lacking = [name for name in schema.columns if name not in table.column_names]
-    found = [Violation(source, name, "is missing", "", "") for name in lacking]
+    others = [name for name in table.column_names if name not in schema.columns]
+    near = {name: [*nearest(name, others, n=1, cutoff=0.8), ""][0] for name in lacking}
+    found = [Violation(source, name, "is missing", near[name], "") for name in lacking]
     check = _Check(table, source, schema, writing, names)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they come when the data are read

@@ -448,5 +448,7 @@ def _check(silos: Any, test: Any, tests: Sequence[Any] | None, names: Sequence[s
     for what, given in ("tests", tests), ("names", names):
         if given is not None and len(given) != len(silos):
             raise UserError(f"{len(given)} {what} for {len(silos)} silos: give one for each.")
+    if odd := [name for name in names or () if not isinstance(name, str)]:
+        raise UserError(f"names of silos are texts, not {odd[0]!r}: write it as {str(odd[0])!r}")
     if names is not None and len(set(names)) < len(names):
         raise UserError("two silos have the same name: give each its own.")

@@ -7,7 +7,7 @@ mean yes or no: yes, Y, true and 1 are one.
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ekiden.base.errors import UserError, listed, tell
 from ekiden.base.outside import pa, pc
-from ekiden.data.cells import is_text
+from ekiden.data.cells import garbled, is_text
 from ekiden.data.kinds import Inputs, Table
 from ekiden.data.undecoded import Raw, natural
 
@@ -30,7 +30,7 @@ ALIKE = "names that differ in case, blanks or hyphens only, or mean the same"
 
 def fold(name: str) -> str:
     """Return a name without differences in case, blanks, hyphens and the form of characters."""
-    seen = "".join(c for c in unicodedata.normalize("NFKC", name) if unicodedata.category(c) != "Cf")
+    seen = "".join(c for c in unicodedata.normalize("NFKC", garbled(name) or name) if unicodedata.category(c) != "Cf")
     return " ".join(re.sub(r"(?<=\w)[-_](?=\w)", " ", seen.casefold()).split())
 
 
@@ -163,10 +163,10 @@ def check_classes(raws: Sequence[Raw], silos: Sequence[str], how: Spelling) -> N
     held: dict[str, set[str]] = {}
     for raw, silo in zip(raws, silos, strict=True):
         labels = np.array(raw.classes)[raw.label] if raw.classes and raw.label.dtype.kind == "i" else raw.label
-        owners = np.full(len(raw), silo) if silo or raw.group is None else raw.group.astype(np.str_)
+        owners = np.full(len(raw), silo or raw.source) if silo or raw.group is None else raw.group.astype(np.str_)
         for owner in np.unique(owners):
             held.setdefault(str(owner), set()).update(map(str, np.unique(labels[owners == owner])))
-    line = numbered_from_two(held) or _nothing_in_common(held)
+    line = numbered_from_two(held) or nothing_in_common(held)
     if not line:
         return
     if not raws[0].given:
@@ -174,13 +174,18 @@ def check_classes(raws: Sequence[Raw], silos: Sequence[str], how: Spelling) -> N
     tell(f"{line}: check that a class means the same everywhere")
 
 
-def _nothing_in_common(held: Mapping[str, set[str]]) -> str:
-    """Name a silo of several classes that shares none with the others; "" if there is none."""
+def nothing_in_common(held: Mapping[str, Collection[str]], what: str = "class") -> str:
+    """Name a silo of several classes that shares none with the others; "" if there is none.
+
+    Args:
+        held: for each silo, its classes.
+        what: what they are called in messages.
+    """
     owners = Counter(label for own in held.values() for label in own)
     for name, own in held.items():
         if 1 < len(own) < len(owners) and all(owners[label] == 1 for label in own):
-            here, there = (listed(map(repr, sorted(each, key=natural))) for each in (own, set(owners) - own))
-            return f"silo {name} shares no class with others (it has {here}; others have {there})"
+            here, there = (listed(map(repr, sorted(each, key=natural))) for each in (own, set(owners) - set(own)))
+            return f"silo {name} shares no {what} with others (it has {here}; others have {there})"
     return ""
 
 

@@ -15,6 +15,8 @@ from torch import Tensor
 from ekiden.base.checks import Checked
 from ekiden.base.errors import UserError, row_text
 
+PARTS = ("train", "test", "val", "valid", "validation", "dev", "eval", "training", "testing", "holdout")
+"""what parts of a data set are called"""
 _ACCENTS = 0x300  # first character that is written onto the one before
 
 

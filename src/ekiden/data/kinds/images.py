@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -26,6 +27,7 @@ from ekiden.data.raster import Loaded, Look, split
 from ekiden.data.undecoded import Encoding, Inputs, Raw
 
 CHUNK = 128  # images that a thread decodes at a time
+_SCALE = 1.25  # times as large pixels as those of other silos
 _FEW = 64  # of the 256 levels; with fewer, the values of 16-bit images fill only a small part of their range
 _Item: TypeAlias = tuple[Raw, int]
 """a part of a source and the place of an image in it"""
@@ -271,7 +273,7 @@ def _unlike(
     images: Images,
 ) -> list[str]:
     """Return lines about silos in which all images are grey, or have 16 bits, while those of others are not."""
-    lines = []
+    lines = _taken(silos, looks, images.size)
     grey = [silo for silo, places in silos.items() if not any(looks[place].colour for place in places)]
     if channels == 3 and images.colour == "auto" and 0 < len(grey) < len(silos):
         lines.append(
@@ -285,6 +287,30 @@ def _unlike(
             f"images in {_first(deep)} have 16 bits, those in {_first(flat)} 8 bits: the upper 8 bits are kept, so "
             "check that white is white in both"
         )
+    return lines
+
+
+def _taken(silos: dict[Hashable, list[int]], looks: Sequence[Look], size: int) -> list[str]:
+    """Return lines about silos whose scans have other pixels (in mm) than those of others, or were taken otherwise."""
+    lines, spacings, ways = list[str](), dict[Hashable, float](), dict[Hashable, set[str]]()
+    for silo, places in silos.items():
+        here = [looks[place] for place in places]
+        known = [seen.spacing * (min(seen.size) / size if size else 1) for seen in here if seen.spacing > 0]
+        spacings |= {silo: median(known)} if known else {}
+        ways[silo] = {seen.taken.strip() for seen in here}
+    usual = [*spacings.values()][1] if len(spacings) == 2 else median(spacings.values()) if spacings else 0.0
+    for silo, height in spacings.items():
+        if max(height / usual, usual / height) >= _SCALE:
+            lines.append(
+                f"pixels of images in {silo} are {height:.3g} mm high, those of other silos {usual:.3g} mm: bring "
+                "images to one spacing, or structures have another size there"
+            )
+    first, *others = ways
+    for silo in others:
+        if all(ways[first] | ways[silo]) and not ways[first] & ways[silo]:
+            one, other = (" and ".join(sorted(ways[owner])) for owner in (first, silo))
+            lines.append(f"images in {first} are {one}, those in {silo} {other}: check that they show the same")
+            break
     return lines
 
 

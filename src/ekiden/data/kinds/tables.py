@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.base.errors import UserError, listed, tell
+from ekiden.base.errors import UserError, listed, nearest, tell
 from ekiden.data import frames
 from ekiden.data.cells import DATE, Cells, Writing
 from ekiden.data.undecoded import Encoding, Inputs, Raw
@@ -183,9 +183,6 @@ def unscaled(raws: Sequence[Raw], missing: Sequence[str] = ()) -> tuple[Table, l
     Args:
         raws: the tables, as `Cells.features` returns them.
         missing: cells that mark a missing value, in addition to the usual ones.
-
-    Warns:
-        DataWarning: a column has no value in one of several tables.
     """
     first, wanted = raws[0].source, raws[0].images.column_names
     for raw in raws:
@@ -193,7 +190,8 @@ def unscaled(raws: Sequence[Raw], missing: Sequence[str] = ()) -> tuple[Table, l
     kinds = {name: _kind(name, raws) for name in wanted}
     if lost := [name for name, kind in kinds.items() if not kind]:
         raise UserError(
-            f"column {lost[0]!r} of {first} has no value at all: leave it out with --drop-columns {lost[0]}"
+            f"column {lost[0]!r} of {first} has no value at all: leave it out with --drop-columns={lost[0]!r} at all "
+            "silos, or name a --schema, which says what it holds"
         )
     table = Table(
         tuple(name for name in wanted if kinds[name] != "names"),
@@ -230,9 +228,11 @@ def _same_columns(wanted: Sequence[str], found: Sequence[str], first: str, sourc
     lacking = [name for name in wanted if name not in found]
     extra = [name for name in found if name not in wanted and not more]
     if lacking:
+        near = nearest(lacking[0], [name for name in found if name not in wanted], n=1, cutoff=0.8)
+        rename = f"rename {near[0]!r} to {lacking[0]!r}, because " if near else ""
         raise UserError(
             f"{source} has no column {listed(map(repr, lacking))}, which {first} has: it has "
-            f"{', '.join(found)}; all silos need the same columns"
+            f"{', '.join(found)}; {rename}all silos need the same columns"
         )
     if extra:
         raise UserError(
@@ -261,9 +261,8 @@ def _kind(name: str, raws: Sequence[Raw]) -> str:
             f"column {name!r} of {odd.source} holds {_written(unlike)}, but that of {one.source} {_written(form)}: "
             "write dates alike at all silos"
         )
-    empty = {raw.source for kind, raw in kinds if not kind} - {raw.source for kind, raw in kinds if kind}
-    if known and empty:
-        tell(f"column {name!r} of {', '.join(sorted(empty))} has no value")
+    if not known:  # a schema may say what it would hold
+        return {"double": "numbers", "null": ""}.get(str(raws[0].images.schema.field(name).type), "names")
     return "".join(kind if kind in ("names", "numbers") else "dates" for kind in known)
 
 
