@@ -310,6 +310,7 @@ def test_folders_without_images_and_odd_files_name_the_cause(tmp_path: Path) -> 
         ({"ImageOrientationPatient": [1, 0, 0, 0, 1, 0]}, {"ImageOrientationPatient": [0, 1, 0, 0, 0, -1]}, "sagittal"),
         ({"Modality": "CT"}, {"Modality": "MR"}, "are CT, those in .*s1 MR: check that they show the same"),
         ({"ImageType": ["ORIGINAL", "PRIMARY", "LOCALIZER"]}, {}, "4 of 8 images in .* are localizers"),
+        ({"PatientID": "P1"}, {"PatientID": "P2"}, "headers name 2 patients for 8 images, so a patient may be in"),
     ],
 )
 def test_silos_whose_scans_were_taken_otherwise_are_named(tmp_path: Path, one: Any, other: Any, line: str) -> None:

@@ -275,3 +275,77 @@ def test_a_silo_without_values_in_a_column_takes_part_if_a_schema_says_what_it_h
     (tmp_path / "t.csv").write_text(text.replace("c,d,v", "C,d,v"))
     with pytest.raises(UserError, match="has no column 'c', which the schema names: rename 'C'"):
         load(tmp_path / "t.csv", schema=str(tmp_path / "s.toml"))
+
+
+# More tables
+
+
+@pytest.mark.parametrize(
+    ("columns", "line"),
+    [
+        ({"admission_date": 44000 + np.arange(N) % 7 * 100}, "numbers of days as a spreadsheet counts them"),
+        ({"zip": 10000 + np.arange(N) % 7 * 811}, "codes by its name, which are read as numbers"),
+        ({"sbp": np.where(np.arange(N) % 3 == 0, 0, 120 + np.arange(N) % 17)}, "holds 0 in 14 rows, far from"),
+        ({"label": ["z", *["p", "q"] * 19, "p"]}, "class 'z' of the table has one sample"),
+    ],
+)
+def test_columns_that_are_not_what_they_seem_are_noticed(columns: Table, line: str) -> None:
+    assert line in said(lambda: load(rows(N, **columns)))
+
+
+def test_categories_of_numbers_that_mark_missing_values_are_named() -> None:
+    stage = ["1", "2", "3", "999"] * 10
+    line = said(lambda: load(rows(N, stage=stage), categorical_columns="stage"))
+    assert "category of column 'stage' '999' of the table seems to mark missing values" in line
+
+
+@pytest.mark.parametrize(
+    ("table", "how", "line"),
+    [
+        (rows(N, bp=[f"{100 + k}/{60 + k}" for k in range(N)]), {}, "holds two numbers"),
+        (
+            rows(N, x=np.arange(N) % 3, y=np.arange(N) % 2),
+            {"label_column": ["x", "y"], "drop_columns": "label"},
+            "hold 0, 1, 2: write several labels as 0 and 1, or use task='regression'",
+        ),
+        (rows(N, patient=np.arange(N)), {"drop_columns": "patients"}, "'patients': did you mean 'patient'"),
+        (rows(N, age=np.arange(N)), {"missing": "agee=-1"}, "'agee': did you mean 'age'"),
+    ],
+)
+def test_what_is_asked_of_tables_is_not_ignored(table: Table, how: Any, line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        load(table, **how)
+
+
+def test_a_label_that_no_sample_has_is_named() -> None:
+    table = rows(N, cough=np.arange(N) % 2, fever=[0] * N)
+    del table["label"]
+    assert "the label 'fever' of the table is the same in all rows" in said(
+        lambda: load(table, label_column=["cough", "fever"])
+    )
+
+
+def test_frames_with_arrays_in_cells_are_read() -> None:
+    table = pandas.DataFrame({"x": list(np.random.default_rng(0).normal(size=(N, 3))), "label": ["p", "q"] * (N // 2)})
+    assert load(table).shape == (3,)
+
+
+def test_tensors_that_need_gradients_are_read() -> None:
+    x = torch.randn(N, 4, requires_grad=True)
+    assert not ekiden.federate([(x, torch.arange(N) % 2), (x + 1, torch.arange(N) % 2)]).dataset.train.x.requires_grad
+
+
+def test_a_table_in_another_unit_than_training_is_named() -> None:
+    dataset = ekiden.federate([rows(N, k, h=170 + np.arange(N) % 9) for k in (0, 1)]).dataset
+    for values, line in ((1.7, "has the median 1.7, and training 17"), (np.nan, "has no value: all rows count as")):
+        assert line in said(lambda v=values: dataset.inputs.encode(rows(N, h=np.full(N, v))))
+    assert not said(lambda: dataset.inputs.encode(rows(N, h=170 + np.arange(N) % 9)))
+
+
+def test_files_beside_those_of_silos_are_named(tmp_path: Path) -> None:
+    for k in range(2):
+        pandas.DataFrame(rows(N, k)).to_csv(tmp_path / f"s{k}.csv", index=False)
+    (tmp_path / "~$s0.csv").write_bytes(b"lock")
+    (tmp_path / "s2.xlsx").write_bytes(b"PK")
+    assert "1 file in" in (line := said(lambda: ekiden.data.join([str(tmp_path)])))
+    assert "not read as a silo: s2.xlsx" in line

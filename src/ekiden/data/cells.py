@@ -60,10 +60,14 @@ _ALMOST = (
     (r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?$", "times of day"),
     (r"^[+-]?\d+ days?( .*)?$", "durations"),
     (r"^(\[.*\]|\{.*\})$", "lists or objects"),
+    (r"^\d+(\.\d+)?\s*[/|:]\s*\d+(\.\d+)?$", "two numbers"),
     (_UNITED, "numbers with a unit"),
 )
 """forms of cells that are neither numbers nor names"""
 
+_DATED = re.compile(r"(^|[\W_])(date|day|dob|datum|admitted|discharged)([\W_]|$)")
+_SERIAL = (20_000, 60_000)  # 1954 to 2064
+_CODED = re.compile(r"(^|[\W_])(zip|zip_?code|post_?code|postal_?code|plz|icd_?(9|10)?|cpt|codes?)$")
 _STANDS_FOR_MISSING = re.compile(r"-[1-9]|-?(7{2,}|8{2,}|9{2,}(\.9+|\.25)?)|-32768|-2147483648")
 _OUTLIER = 20  # times the range of all other values
 _FAR_DATES = [date(1, 1, 1), date(1753, 1, 1), date(1899, 12, 30), date(1900, 1, 1), date(1970, 1, 1)]
@@ -167,7 +171,7 @@ class _Text:
         """Return a cell and its first row, for messages."""
         first = int(np.flatnonzero(self.places == cell)[0])
         more = int(self.counts[cell]) - 1
-        return f"{_short(self.texts[cell])} in {row_text(first)}" + (f" and {more} more" if more else "")
+        return f"{short(self.texts[cell])} in {row_text(first)}" + (f" and {more} more" if more else "")
 
     def first(self, which: NDArray[np.bool_]) -> str:
         """Return the first of these cells and its row, for messages."""
@@ -321,7 +325,7 @@ class Cells:
     def cell(self, name: str, row: int) -> str:
         """Return the cell of a missing value for messages, if there is something in it."""
         text = str(self._table[name][row].as_py() or "").strip()
-        return f", which holds {_short(text)}" if text else ""
+        return f", which holds {short(text)}" if text else ""
 
     def time(self, name: str) -> NDArray[Any]:
         """Return a column of times (n,): datetime64[us] for dates, float64 for numbers."""
@@ -467,6 +471,13 @@ class Cells:
         if _look_like_dates(values):
             holds = f"numbers like {values[~np.isnan(values)][0]:.0f}, which look like dates but are read as numbers"
             tell(self._line(name, holds, "write dates as 2024-01-31"))
+        known = values[~np.isnan(values)]
+        low, high = _SERIAL
+        if _DATED.search(name.lower()) and len(known) and low <= known.min() and known.max() <= high:
+            holds = "numbers of days as a spreadsheet counts them (44197 is 2021-01-01), which are read as numbers"
+            tell(self._line(name, holds, "write dates as 2024-01-31"))
+        if _CODED.search(name.lower()) and (known >= 0).all():
+            tell(self._line(name, "codes by its name, which are read as numbers", f"if they are, {_categories(name)}"))
         return _floats(values)
 
     def _parsed(self, text: _Text) -> Floats:
@@ -494,8 +505,8 @@ class Cells:
         for pattern, what in _ALMOST:
             which = text.like(pattern)
             units = {re.sub(r"[\d.,' +-]", "", text.texts[k]) for k in np.flatnonzero(which & (pattern == _UNITED))}
-            few = pattern != _UNITED or (which.sum() > _MANY and len(units) < _UNITS)
-            if few and which.any() and text.share(which | number) >= 0.5:
+            names = pattern in (_UNITED, _ALMOST[-2][0]) and (which.sum() <= _MANY or len(units) >= _UNITS)
+            if not names and which.any() and text.share(which | number) >= 0.5:
                 advice = f"write plain numbers, {_out(name)}, or {_categories(name)}"
                 raise UserError(self._line(name, f"{what} ({text.first(which)})", advice))
 
@@ -578,7 +589,7 @@ def _apart(different: Floats, counts: NDArray[np.int64]) -> NDArray[np.bool_]:
         low, high = different[1], different[-2]
         found[0] = low - different[0] > _OUTLIER * (different[-1] - low)
         found[-1] = different[-1] - high > _OUTLIER * (high - different[0])
-        zeros = different[0] == 0 and 5 <= counts[0] <= 0.1 * counts.sum()
+        zeros = different[0] == 0 and 5 <= counts[0] <= 0.5 * counts.sum()
         found[0] |= zeros and low > 0.25 * (different[-1] - low)
     return found
 
@@ -626,5 +637,5 @@ def _categories(name: str) -> str:
     return f"take it as categories with --categorical-columns={name!r}"
 
 
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 40 else f"{text[:37]}...")
+def short(text: str | None) -> str:
+    return repr(text if text is None or len(text) <= 40 else f"{text[:37]}...")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ekiden.base import outside
 from ekiden.base.checks import Checked, Count, CountOrZero, Range, made
-from ekiden.base.errors import UserError, counted, row_text, tell, unknown
+from ekiden.base.errors import UserError, counted, nearest, row_text, tell, unknown
 from ekiden.base.outside import pa, pc
 from ekiden.data import schema as schemas
 from ekiden.data.augment import Augment
@@ -207,6 +207,10 @@ def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
     owners = (reading.domain_column, reading.subject_column, reading.time_column)
     for name in (*named, *owners, *reading.label_column, *reading.feature_columns):
         if name and name not in table.column_names:
+            raise unknown(f"column of {source}", name, table.column_names)
+    marked = [mark.partition("=")[0] for mark in reading.missing if "=" in mark]
+    for name in (*reading.drop_columns, *marked):  # another silo may have such a column
+        if name not in table.column_names and nearest(name, {*table.column_names} - {*reading.drop_columns}, n=1):
             raise unknown(f"column of {source}", name, table.column_names)
     targets = reading.label_column or _label(table, usual)
     if not targets and not reading.text_column:

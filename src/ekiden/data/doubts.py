@@ -20,7 +20,7 @@ from ekiden.base.errors import counted, listed, tell
 from ekiden.base.outside import pa, pc
 from ekiden.data.cells import DATE, is_text
 from ekiden.data.columns import Reading
-from ekiden.data.kinds import Inputs
+from ekiden.data.kinds import Inputs, Table
 from ekiden.data.raster import split
 from ekiden.data.samples import Dataset
 from ekiden.data.tasks import Classification, MultiLabel, Regression, ScaledTask
@@ -241,6 +241,23 @@ def _one_class(seen: SeenData) -> Iterator[str]:
         )
 
 
+def _rare_labels(seen: SeenData) -> Iterator[str]:
+    """Name classes of one sample, and labels that all samples have, or none."""
+    data, source = seen.data, seen.raws[0].source
+    y = torch.cat([data.train.y, data.test.y])
+    if isinstance(data.task, Classification) and len(y) >= _MANY:
+        single = (torch.bincount(y, minlength=len(data.classes)) == 1).nonzero()[:, 0].tolist()
+        if single:
+            yield (
+                f"class {listed(repr(data.classes[k]) for k in single)} of {source} has one sample, which is in "
+                "training or in the test, never in both: check that it is no slip"
+            )
+    if isinstance(data.task, MultiLabel):
+        flat = [name for name, column in zip(data.classes, y.T, strict=True) if bool((column == column[0]).all())]
+        if flat:
+            yield f"the label {listed(map(repr, flat))} of {source} is the same in all rows: leave it out"
+
+
 def _splits(seen: SeenData) -> Iterator[str]:
     """Name the features that say which rows are for training and which for the test."""
     first = seen.raws[0]
@@ -299,9 +316,13 @@ def _names_of_missing(seen: SeenData) -> Iterator[str]:
     known = [raw.subject for raw in raws if raw.subject is not None]
     subjects = np.unique(np.concatenate(known)).astype(np.str_).tolist() if len(known) == len(raws) else []
     classes = made.classes if isinstance(made.task, Classification) else ()
-    for what, names in (("class", classes), ("group", made.groups), ("domain", made.domains), ("subject", subjects)):
-        found = [name for name in names if name.strip().casefold() in _UNKNOWN | _TOTALS]
-        if what == "class" and all(re.fullmatch(r"-?\d{1,18}", name) for name in names):
+    table = Table.of(made.inputs)
+    codes = [(f"category of column {n!r}", v) for n, v in zip(table.categorical, table.vocabularies, strict=False)]
+    owners = (("group", made.groups), ("domain", made.domains), ("subject", subjects))
+    for what, names in (("class", classes), *owners, *codes):
+        marks = _UNKNOWN | _TOTALS if (what, names) not in codes else _TOTALS
+        found = [name for name in names if name.strip().casefold() in marks]
+        if what not in dict(owners) and names and all(re.fullmatch(r"-?\d{1,18}", name) for name in names):
             rest = [int(name) for name in names if not _MARK.fullmatch(name)] or [0]
             apart = [name for name in names if not min(rest) - 1 <= int(name) <= max(rest) + 1]
             found = [name for name in apart if str(int(name) - 1) not in names]
@@ -537,7 +558,17 @@ def _rows_of_groups(seen: SeenData) -> Iterator[str]:
 
 
 _DOUBTS = (
-    *(_ids, _splits, _one_class, _copied_labels, _two_labels, _times_without_events, _names_of_missing, _nearly_alike),
+    *(
+        _ids,
+        _splits,
+        _one_class,
+        _rare_labels,
+        _copied_labels,
+        _two_labels,
+        _times_without_events,
+        _names_of_missing,
+        _nearly_alike,
+    ),
     *(_slices_of_files, _names_of_files, _small_groups, _given_tests, _rows_in_both, _classes_in_test_only),
     *(_rows_of_groups, _empty_texts, _subjects_of_several),
 )

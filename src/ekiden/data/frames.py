@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from csv import reader as csv_reader
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -125,10 +126,15 @@ def _unmixed(values: Any) -> Any:
     """Return the values of a column as text if they have several types."""
     if str(getattr(values, "dtype", "object")) != "object" or not hasattr(values, "__iter__"):
         return values
-    kinds = {type(value) for value in values if value is not None and value == value}  # noqa: PLR0124  (NaN)
+    kinds = {type(value) for value in values if not _lost(value)}
     if len(kinds) < 2 or str not in kinds or not all(issubclass(kind, str | int | float) for kind in kinds):
         return values
-    return [None if value is None or value != value else str(value) for value in values]  # noqa: PLR0124
+    return [None if _lost(value) else str(value) for value in values]
+
+
+def _lost(value: Any) -> bool:
+    """Return whether a value of Python is missing: None, NaN, or those of pandas."""
+    return value is None or (isinstance(value, float) and isnan(value)) or type(value).__name__ in ("NAType", "NaTType")
 
 
 def _named(table: Any, what: str) -> Any:

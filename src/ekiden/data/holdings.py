@@ -36,7 +36,7 @@ READABLE = (".parquet", ".csv", ".tsv", ".feather", ".arrow", ".npy", ".npz", ".
 """the names of file formats that are not images"""
 _TABLES = READABLE[:5]
 _CLUTTER = ("Thumbs.db", "desktop.ini", "DICOMDIR")
-_HIDDEN = (".", "__")
+_HIDDEN = (".", "__", "~$")
 
 
 def find(path: Path) -> tuple[Path, Path | None]:
@@ -293,7 +293,7 @@ def _array(part: Any, what: str) -> Any:
     if isinstance(part, Tensor):
         if part.layout != torch.strided:
             raise UserError(f"{what} holds a sparse tensor: give tensor.to_dense()")
-        return part
+        return part.detach()
     if np.ma.is_masked(part):
         raise UserError(f"{what} holds masked values: fill them, or leave such samples out")
     try:
@@ -487,9 +487,12 @@ def named_silos(given: Sequence[str]) -> dict[str, Path]:
         return _from_toml(paths[0])
     if len(paths) == 1 and paths[0].is_dir():
         inside = sorted(paths[0].iterdir(), key=lambda p: natural(p.stem))
-        found = [p for p in inside if not p.name.startswith(_HIDDEN) and (p.is_dir() or p.suffix.lower() in READABLE)]
+        shown = [p for p in inside if not p.name.startswith(_HIDDEN) and p.name not in _CLUTTER]
+        found = [p for p in shown if p.is_dir() or p.suffix.lower() in READABLE]
         if not found:
             raise UserError(f"{paths[0]} holds no folder and no file of a silo: put one for each silo there")
+        if left := [p.name for p in shown if p not in found]:
+            tell(f"{counted(len(left), 'file')} in {paths[0]} not read as a silo: {listed(left)}")
         paths = found
     if len(paths) == 1:
         raise UserError(f"a federation needs two silos or more: {paths[0]} alone is one data set (--data)")

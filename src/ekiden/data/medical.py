@@ -60,7 +60,8 @@ def look(item: Path | bytes) -> Look:
     scout = "LOCALIZER" in (data.get("ImageType") or ())
     doubt = "are localizers (scouts) by their header: leave them out, if models are to see scans" * scout
     size = int(data.Columns), int(data.Rows)
-    return Look(size, _has_colour(data), pages, doubt, _spacing(data), f"{data.get('Modality') or ''} {_plane(data)}")
+    taken = f"{data.get('Modality') or ''} {_plane(data)}"
+    return Look(size, _has_colour(data), pages, doubt, _spacing(data), taken, str(data.get("PatientID") or ""))
 
 
 def _spacing(data: Any) -> float:

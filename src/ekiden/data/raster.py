@@ -25,6 +25,7 @@ class Look:
         doubt: what the file leaves open, and how it was read; "" if nothing.
         spacing: millimetres between the rows; 0 if the file does not say.
         taken: how it was taken, such as "CT axial"; "" if the file does not say.
+        subject: whom it shows; "" if the file does not say.
     """
 
     size: tuple[int, int]
@@ -33,6 +34,7 @@ class Look:
     doubt: str = ""
     spacing: float = 0.0
     taken: str = ""
+    subject: str = ""
 
 
 @dataclass(frozen=True)

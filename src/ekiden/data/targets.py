@@ -30,6 +30,7 @@ from ekiden.data.undecoded import Raw, natural
 
 _MANY = 50  # different whole numbers in a label; more are hardly classes
 _SEVERAL, _SELDOM = 20, 3  # nor are more than 20 of which each occurs less than 3 times
+_FEW = 5  # different whole numbers in several columns that may be labels
 _SHOWN = 8  # labels in a message
 
 
@@ -97,7 +98,16 @@ def _guess(raws: Sequence[Raw]) -> Task:
     """Infer the task from the labels."""
     if any(len(raw.targets) > 1 for raw in raws):  # each column is a label or a number
         _refuse_times(raws)
-        return MultiLabel() if all(np.isin(raw.label, (0, 1)).all() for raw in raws) else Regression()
+        if all(np.isin(raw.label, (0, 1)).all() for raw in raws):
+            return MultiLabel()
+        values = np.unique(np.concatenate([raw.label.ravel() for raw in raws]))
+        if len(values) <= _FEW and (values == np.floor(values)).all():
+            names, held = listed(map(repr, raws[0].targets)), listed(values.astype(int))
+            raise UserError(
+                f"the labels {names} of {raws[0].source} hold {held}: write several labels as 0 and 1, or use "
+                "--task=regression if they are numbers to predict"
+            )
+        return Regression()
     # One silo by itself may look like another task: each of its samples may have exactly one of two labels.
     x = [raw.images if isinstance(raw.images, Tensor) else torch.empty(0) for raw in raws]
     found = [

@@ -21,7 +21,7 @@ from ekiden.base.checks import CountOrZero
 from ekiden.base.errors import UserError, counted, row_text, tell
 from ekiden.base.outside import pa
 from ekiden.data import frames, medical, raster
-from ekiden.data.cells import is_text
+from ekiden.data.cells import is_text, short
 from ekiden.data.kinds import arrays
 from ekiden.data.raster import Loaded, Look, split
 from ekiden.data.undecoded import Encoding, Inputs, Raw
@@ -88,8 +88,8 @@ class Images(Inputs):
             for row, file in enumerate(names):
                 if not file or not split(beside / file)[0].is_file():
                     raise UserError(
-                        f"{row_text(row)} of {source} names the image {file!r} (column {name!r}), which is not a file "
-                        f"in {beside}: give paths relative to the table"
+                        f"{row_text(row)} of {source} names the image {short(file)} (column {name!r}), which is not a "
+                        f"file in {beside}: give paths relative to the table"
                     )
             return [beside / file for file in names]
         if not is_encoded(column.type):
@@ -219,6 +219,11 @@ def decode(
         _check_levels(_by_silo(items), levels, images)
         silos = _by_silo(each[0])  # these places come first
         told.silos += _unlike(silos, looks, levels, channels, images) + _dark(silos, brightest)
+        if (
+            not any(raw.subject is not None for raw, _ in items)
+            and (count := len({seen.subject for seen in looks})) > 1
+        ):
+            told.silos += _of_patients(count, len(looks)) if count < len(looks) else []
     if notes is None:
         told.warn(_first([*dict.fromkeys(raw.source for side in sides for raw in side)]))
     return out
@@ -312,6 +317,13 @@ def _taken(silos: dict[Hashable, list[int]], looks: Sequence[Look], size: int) -
             lines.append(f"images in {first} are {one}, those in {silo} {other}: check that they show the same")
             break
     return lines
+
+
+def _of_patients(patients: int, images: int) -> list[str]:
+    return [
+        f"headers name {patients:,} patients for {images:,} images, so a patient may be in training and in the test: "
+        "list the files in a table, and name the column of patients by --subject-column"
+    ]
 
 
 def _dark(silos: dict[Hashable, list[int]], brightest: Sequence[int]) -> list[str]:

@@ -16,6 +16,7 @@ from ekiden.data import frames
 from ekiden.data.cells import DATE, Cells, Writing
 from ekiden.data.undecoded import Encoding, Inputs, Raw
 
+_FAR = 8.0  # deviations between the middle of a column and that of training
 Numbers = NDArray[np.float64]
 Names = NDArray[np.str_]
 
@@ -119,7 +120,9 @@ class Table(Inputs):
     def encode(self, raw: Any) -> Tensor:
         """Return (n, d) float32 for a path, a frame (pandas, polars, Arrow), a dict of columns, or what `read` gave."""
         part = raw if isinstance(raw, Raw) else self.read(frames.arrow(raw, "the table given"), "the table given")
-        return self.scaled(*rows(part, self))
+        numbers, names = rows(part, self)
+        self.say_far(numbers, part.source)
+        return self.scaled(numbers, names)
 
     def values_named(self, width: int) -> list[str]:
         gaps = [f"the gaps of column {name!r}" for name in self.gaps] if self.scale else []
@@ -143,6 +146,22 @@ class Table(Inputs):
                 f"{raws[0].source} holds categories that the model does not know ({'; '.join(found)}): all of them "
                 "count as one, as categories with too few rows did in training"
             )
+
+    def say_far(self, numbers: Numbers, source: str) -> None:
+        """Name columns (n, numeric) of which the middle is far from training, or that have no value.
+
+        Warns:
+            DataWarning: there is such a column.
+        """
+        for name, values, mean, scale in zip(self.numeric, numbers.T, self.centre, self.scale, strict=True):
+            known = values[~np.isnan(values)]
+            if not len(known):
+                tell(f"column {name!r} of {source} has no value: all rows count as the mean of training, {mean:.4g}")
+            elif abs((middle := float(np.median(known))) - mean) > _FAR * scale:
+                tell(
+                    f"column {name!r} of {source} has the median {middle:.4g}, and training {mean:.4g} ± {scale:.3g}: "
+                    "check units"
+                )
 
     def scaled(self, numbers: Numbers, names: Sequence[Names]) -> Tensor:
         """Return (n, d) float32 rows.
