@@ -1,4 +1,4 @@
-"""What went wrong in silence when other people's bug reports were played: each is named, or refused in one line."""
+"""What no line told when other people's bug reports were played: each is named now, or refused in one line."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -134,7 +134,7 @@ def test_owners_that_share_a_client_or_are_divided_anew_are_named() -> None:
     line = said(lambda: ekiden.split(owned, "natural", 3))
     assert line.startswith("3 clients share 4 natural owners: client-0 holds the rows of ")
     assert line.count("client-") == 3
-    assert "iid divides the rows of 4 natural owners (e, n, s, w) anew" in said(lambda: ekiden.split(owned, "iid", 3))
+    assert "iid mixes the rows of 4 natural owners (e, n, s, w):" in said(lambda: ekiden.split(owned, "iid", 3))
     assert not said(lambda: ekiden.split(owned, "natural"))
 
 

@@ -53,7 +53,7 @@ _NO_NAME = (
     (r"^#(VALUE!|DIV/0!|REF!|NAME\?|NUM!|NULL!|SPILL!)$", "an error of a spreadsheet"),
     ("\ufffd", "a character that was lost in another encoding"),
 )
-"""forms of cells that are no names either"""
+"""forms of cells that are not names either"""
 _SHORT_DATE = rf"^(\d{{1,2}}-(?i:{'|'.join(MONTHS)})|(?i:{'|'.join(MONTHS)})-\d{{2}})$"
 _ALMOST = (
     (_DECORATED, "numbers with other signs"),

@@ -250,7 +250,7 @@ def _rare_labels(seen: SeenData) -> Iterator[str]:
         if single:
             yield (
                 f"class {listed(repr(data.classes[k]) for k in single)} of {source} has one sample, which is in "
-                "training or in the test, never in both: check that it is no slip"
+                "training or in the test, never in both: correct it if it is a slip"
             )
     if isinstance(data.task, MultiLabel):
         flat = [name for name, column in zip(data.classes, y.T, strict=True) if bool((column == column[0]).all())]
@@ -489,10 +489,10 @@ def chance(x: Tensor) -> float:
     return found
 
 
-def _twice(rows: Mapping[Any, int]) -> float:
-    """Return the share of equal rows among all pairs of one part."""
-    count = sum(rows.values())
-    return sum(n * (n - 1) for n in rows.values()) / max(count * (count - 1), 1)
+def _twice(*parts: Counter[Any]) -> float:
+    """Return the share of equal rows among all pairs of rows within parts."""
+    every = sum(rows.total() * (rows.total() - 1) for rows in parts)
+    return sum(n * (n - 1) for rows in parts for n in rows.values()) / max(every, 1)
 
 
 def _improbable(found: int, expected: float, pairs: int = 1) -> bool:
@@ -590,8 +590,7 @@ def rows_of_several(held: Mapping[str, Sequence[bytes | str]], chance: float | N
         for row in rows:
             owners.setdefault(row, []).append(name)
     found = Counter(pair for names in owners.values() for pair in combinations(names, 2))
-    every = sum(len(rows) * (len(rows) - 1) for rows in held.values())
-    within = sum(n * (n - 1) for rows in counts.values() for n in rows.values()) / max(every, 1)
+    within = _twice(*counts.values())
 
     def copied(a: str, b: str, n: int) -> bool:
         expected = len(held[a]) * len(held[b]) * max(within, chance or 0.0)

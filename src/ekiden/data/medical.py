@@ -61,13 +61,8 @@ def look(item: Path | bytes) -> Look:
     doubt = "are localizers (scouts) by their header: leave them out, if models are to see scans" * scout
     size = int(data.Columns), int(data.Rows)
     taken = f"{data.get('Modality') or ''} {_plane(data)}"
-    return Look(size, _has_colour(data), pages, doubt, _spacing(data), taken, str(data.get("PatientID") or ""))
-
-
-def _spacing(data: Any) -> float:
-    """Return millimetres between the rows of a DICOM picture; 0 if it does not say."""
-    found = data.get("PixelSpacing") or data.get("ImagerPixelSpacing") or [0.0]
-    return float(found[0])
+    spacing, *_ = data.get("PixelSpacing") or data.get("ImagerPixelSpacing") or [0.0]
+    return Look(size, _has_colour(data), pages, doubt, float(spacing), taken, str(data.get("PatientID") or ""))
 
 
 def _plane(data: Any) -> str:

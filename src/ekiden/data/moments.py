@@ -133,11 +133,9 @@ def compare_categories(told: Sequence["ColumnSums"]) -> None:
 
 def _say_empty(empty: Mapping[str, Sequence[str]], parts: int) -> None:
     """Name columns that have values at some silos, or in some parts, but not at all of them (`empty`)."""
-    lines = [f"column {name!r} has no values, or too few, at {listed(at)}" for name, at in empty.items() if at]
-    _say(
-        [line for line, at in zip(lines, filter(None, empty.values()), strict=True) if len(at) < parts],
-        "check whether it was filled in there, or leave it out with --drop-columns",
-    )
+    some = {name: at for name, at in empty.items() if 0 < len(at) < parts}
+    lines = [f"column {name!r} has no values, or too few, at {listed(at)}" for name, at in some.items()]
+    _say(lines, "check whether it was filled in there, or leave it out with --drop-columns")
 
 
 def _constant(column: str, flat: Mapping[str, str], varied: Sequence[str]) -> list[str]:

@@ -404,7 +404,7 @@ def split(
         raise UserError(f"seed must be 0 or more; it is {seed}.")
     if dataset.groups and dataset.train.group is not None and not isinstance(partition, Natural):
         several, named = counted(len(dataset.groups), "natural owner"), listed(dataset.groups)
-        tell(f"{partition} divides the rows of {several} ({named}) anew: use natural to keep what each owner holds")
+        tell(f"{partition} mixes the rows of {several} ({named}): use natural to keep what each owner holds")
     rows = partition.assign(dataset, clients, np.random.default_rng(seed))
     train_keys, test_keys = _keys(dataset, partition)
     test_rows = divide(train_keys, rows, test_keys)

@@ -219,11 +219,12 @@ def decode(
         _check_levels(_by_silo(items), levels, images)
         silos = _by_silo(each[0])  # these places come first
         told.silos += _unlike(silos, looks, levels, channels, images) + _dark(silos, brightest)
-        if (
-            not any(raw.subject is not None for raw, _ in items)
-            and (count := len({seen.subject for seen in looks})) > 1
-        ):
-            told.silos += _of_patients(count, len(looks)) if count < len(looks) else []
+        count = len({seen.subject for seen in looks})
+        if 1 < count < len(looks) and all(raw.subject is None for raw, _ in items):
+            told.silos.append(
+                f"headers name {count:,} patients for {len(looks):,} images, so a patient may be in training and in the "
+                "test: list the files in a table, and name the column of patients by --subject-column"
+            )
     if notes is None:
         told.warn(_first([*dict.fromkeys(raw.source for side in sides for raw in side)]))
     return out
@@ -317,13 +318,6 @@ def _taken(silos: dict[Hashable, list[int]], looks: Sequence[Look], size: int) -
             lines.append(f"images in {first} are {one}, those in {silo} {other}: check that they show the same")
             break
     return lines
-
-
-def _of_patients(patients: int, images: int) -> list[str]:
-    return [
-        f"headers name {patients:,} patients for {images:,} images, so a patient may be in training and in the test: "
-        "list the files in a table, and name the column of patients by --subject-column"
-    ]
 
 
 def _dark(silos: dict[Hashable, list[int]], brightest: Sequence[int]) -> list[str]:
