@@ -85,6 +85,7 @@ _FAR = 8.0  # deviations between means
 _ROWS = 10  # values from which a silo's moments are compared
 _TARGETS, _SCHEMA, _CLASSES = "targets", "schema", "classes"
 _TOLD = {"moments": "numbers", "categories": "categories"}
+_ALL = "the input"  # all values of images and arrays
 _LOOKED_AT = 200  # samples of images and arrays that are compared
 
 
@@ -102,7 +103,7 @@ def compare_units(silos: Mapping[str, Mapping[str, ColumnMoments]]) -> None:
     for column in next(iter(silos.values()), ()):
         each = {silo: told[column] for silo, told in silos.items() if told[column].count >= _ROWS}
         lines += _units(column, each)
-        coded += _codes(column, each)
+        coded += _codes(column, each) if column != _ALL else []
         flat = {silo: f"{told.mean:.4g}" for silo, told in each.items() if not told.deviation}
         constant += _constant(column, flat, [silo for silo in each if silo not in flat])
     _say(lines, "check units")
@@ -462,7 +463,7 @@ def check_values(parts: Mapping[str, Tensor], inputs: Inputs) -> None:
     for name, part in parts.items():
         values = (part if names else some(part)).double().cpu().numpy()
         columns = {f"column {n!r}": values[~np.isnan(values[:, k]), k] for k, n in enumerate(names)}
-        each = columns or {"the input": values.ravel()}
+        each = columns or {_ALL: values.ravel()}
         moments[name] = {what: ColumnMoments.of(one, what) for what, one in each.items()}
     compare_units(moments)
     lost = [[part for part, x in parts.items() if x[:, k].isnan().all()] for k in range(len(names))]

@@ -222,8 +222,8 @@ def decode(
         count = len({seen.subject for seen in looks})
         if 1 < count < len(looks) and all(raw.subject is None for raw, _ in items):
             told.silos.append(
-                f"headers name {count:,} patients for {len(looks):,} images, so a patient may be in training and in the "
-                "test: list the files in a table, and name the column of patients by --subject-column"
+                f"headers name {count:,} patients for {len(looks):,} images, so a patient may be in training and in "
+                "the test: list the files in a table, and name the column of patients by --subject-column"
             )
     if notes is None:
         told.warn(_first([*dict.fromkeys(raw.source for side in sides for raw in side)]))
