@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ekiden.base.errors import DataWarning, UserError
-from ekiden.data import federate, load, medical
+from ekiden.data import join, load, medical
 from ekiden.data.kinds import Images
 from ekiden.serving.reading import SampleReader
 from tests.data.pictures import dicom, encoded
@@ -320,7 +320,7 @@ def test_silos_whose_scans_were_taken_otherwise_are_named(tmp_path: Path, one: A
             pixels = np.random.default_rng(4 * k + place).integers(0, 256, (4, 4))
             dicom(folder / f"{place}.dcm", pixels, "MONOCHROME2", bits=8, **how)
     with pytest.warns(DataWarning, match=line) as seen:
-        federate([tmp_path / "s0", tmp_path / "s1"])
+        join([str(tmp_path / "s0"), str(tmp_path / "s1")])
     assert len(seen) == 1
 
 
@@ -331,5 +331,5 @@ def test_silos_whose_volumes_have_another_spacing_are_named(tmp_path: Path) -> N
             image = nibabel.Nifti1Image(volume(4 * k + place, (4, 5, 1)) % 256, np.diag([1, height, 3, 1]))
             nibabel.save(image, folder / f"{place}.nii")
     with pytest.warns(DataWarning, match="s2 are 2.1 mm high, those of other silos 0.7 mm") as seen:
-        federate([tmp_path / f"s{k}" for k in range(3)])
+        join([str(tmp_path / f"s{k}") for k in range(3)])
     assert len([one for one in seen if "mm high" in str(one.message)]) == 1

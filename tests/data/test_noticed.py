@@ -308,13 +308,18 @@ def test_categories_of_numbers_that_mark_missing_values_are_named() -> None:
             {"label_column": ["x", "y"], "drop_columns": "label"},
             "hold 0, 1, 2: write several labels as 0 and 1, or use task='regression'",
         ),
-        (rows(N, patient=np.arange(N)), {"drop_columns": "patients"}, "'patients': did you mean 'patient'"),
-        (rows(N, age=np.arange(N)), {"missing": "agee=-1"}, "'agee': did you mean 'age'"),
     ],
 )
 def test_what_is_asked_of_tables_is_not_ignored(table: Table, how: Any, line: str) -> None:
     with pytest.raises(UserError, match=line):
         load(table, **how)
+
+
+@pytest.mark.parametrize("how", [{"drop_columns": "patients"}, {"missing": "patients=-1"}])
+def test_columns_that_are_not_there_are_said_if_another_is_nearly_called_so(how: Any) -> None:
+    line = "has no column 'patients', which is named to leave it out or its marks: did you mean 'patient'?"
+    assert line in said(lambda: load(rows(N, patient=np.arange(N)), **how))
+    assert line not in said(lambda: load(rows(N, age=np.arange(N)), **how))
 
 
 def test_a_label_that_no_sample_has_is_named() -> None:

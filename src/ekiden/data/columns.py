@@ -210,8 +210,10 @@ def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
             raise unknown(f"column of {source}", name, table.column_names)
     marked = [mark.partition("=")[0] for mark in reading.missing if "=" in mark]
     for name in (*reading.drop_columns, *marked):  # another silo may have such a column
-        if name not in table.column_names and nearest(name, {*table.column_names} - {*reading.drop_columns}, n=1):
-            raise unknown(f"column of {source}", name, table.column_names)
+        others = {*table.column_names} - {*reading.drop_columns}
+        if name not in table.column_names and (near := nearest(name, others, n=1, cutoff=0.8)):
+            what = "which is named to leave it out or its marks"
+            tell(f"{source} has no column {name!r}, {what}: did you mean {near[0]!r}?")
     targets = reading.label_column or _label(table, usual)
     if not targets and not reading.text_column:
         raise UserError(
