@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas
@@ -16,16 +16,21 @@ from ekiden.data import load
 from ekiden.data.cells import garbled
 from ekiden.data.doubts import rows_of_several
 from ekiden.data.moments import ColumnMoments, compare_units
-from tests.data.test_silent import rows, said
+from tests.data.test_silent import rows as drawn
+from tests.data.test_silent import said
 
 pytestmark = pytest.mark.usefixtures("no_data")
-Table = dict[str, Any]
+Table: TypeAlias = Any  # columns by their names
 N = 40
+
+
+def rows(count: int = N, seed: int = 0, **columns: Any) -> Table:
+    return drawn(count, seed, **columns)
 
 
 def silos(*parts: Table, **how: Any) -> str:
     """Return what is said while these rows of silos are read."""
-    tables = {f"s{k}": rows(N, k, **part) for k, part in enumerate(parts)}
+    tables: Table = {f"s{k}": rows(N, k, **part) for k, part in enumerate(parts)}
     return said(lambda: ekiden.federate(tables, **how))
 
 
@@ -39,8 +44,8 @@ def cells(folder: Path, text: str, **how: Any) -> str:
 
 
 def table(cell: Callable[[int], object], header: str = "c,v,label") -> str:
-    drawn = np.random.default_rng(0).normal(size=N)
-    return "\n".join([header, *(f"{cell(k)},{v},{'pq'[k % 2]}" for k, v in enumerate(drawn))]) + "\n"
+    values = np.random.default_rng(0).normal(size=N)
+    return "\n".join([header, *(f"{cell(k)},{v},{'pq'[k % 2]}" for k, v in enumerate(values))]) + "\n"
 
 
 def images(folder: Path, *parts: str, classes: str = "ab") -> Path:
@@ -59,7 +64,8 @@ def images(folder: Path, *parts: str, classes: str = "ab") -> Path:
 
 
 def test_a_column_that_is_empty_at_one_silo_is_named_with_it() -> None:
-    empty, filled = {"c": [None] * N, "d": [None] * N}, {"c": np.arange(N) % 7, "d": ["x", "y"] * (N // 2)}
+    empty: Table = {"c": [None] * N, "d": [None] * N}
+    filled: Table = {"c": np.arange(N) % 7, "d": ["x", "y"] * (N // 2)}
     line = "column 'c' has no values, or too few, at s1; column 'd' has no values, or too few, at s1"
     assert line in silos(filled, empty)
     together = pandas.concat([pandas.DataFrame(rows(N, k, w=f"s{k}", **p)) for k, p in enumerate((filled, empty))])
@@ -160,7 +166,7 @@ def test_samples_with_two_labels_are_counted() -> None:
 
 def test_empty_texts_are_counted_and_a_silo_without_words_is_named() -> None:
     texts = {"n": ["", None] * 20, "s": [f"word {k}" for k in range(40)]}
-    parts = {silo: {"text": text, "label": ["p", "q"] * 20} for silo, text in texts.items()}
+    parts: Table = {silo: {"text": text, "label": ["p", "q"] * 20} for silo, text in texts.items()}
     line = said(lambda: ekiden.federate(parts, text_column="text"))
     assert "40 of 80 texts of silo n are empty, among them all at n" in line
 
@@ -250,7 +256,7 @@ def test_sparse_matrices_and_numbers_as_names_of_silos_are_refused() -> None:
     with pytest.raises(UserError, match="holds a sparse matrix"):
         ekiden.federate([(x, y), (x, y)])
     with pytest.raises(UserError, match="names of silos are texts, not 1: write it as '1'"):
-        ekiden.federate({1: rows(N), 2: rows(N, 1)})
+        ekiden.federate(dict[Any, Any]({1: rows(N), 2: rows(N, 1)}))
 
 
 # Between machines, and with a schema
