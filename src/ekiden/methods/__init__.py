@@ -60,8 +60,7 @@ from ekiden.methods.yardsticks.local import Local
 SORTS: dict[str, tuple[type[Method], ...]] = {
     "chains: one model, handed from client to client": (FedELMY, FedSeq, FedTasuki, SFedKD),
     "exact sums: the classifier of fixed features, from sums that clients hand on": (FedGram, FedKrylov, FedRAN),
-    "regression: with standard errors, from sums that clients hand on": (GLM,),
-    "trees: boosted trees and forests, from histograms that clients hand on": (Trees,),
+    "regression and trees: of pooled data, from sums that clients hand on": (GLM, Trees),
     "one round: each client trains once, the server combines": (
         *(FedELMYParallel, Average, Ensemble, OTFusion, PFNM, FedMA, MAEcho, FisherMerging, RegMean, FedFisher, FedLPA),
         *(DENSE, CoBoosting, FedOV, FedPFT, FuseFL, DeepAFL, FENS),
