@@ -67,10 +67,11 @@ class FedFisher(OneShot):
     Departures from the paper: written from its abstract and the authors' code; the text could not be obtained. The code
     keeps the iterate that is best on 500 samples of all clients' training data, evaluated at the server every 100
     iterations. A federation has no such data, so the result is the last iterate, and `iterations` limits how far it
-    goes. Models and factors travel completely, in float32; the code rounds them and cuts their rank until they have the
-    bytes of one model. Of a symmetric matrix only the lower half travels. With K-FAC, normalisation layers and all
-    other layers, which the code's networks do not have, are averaged. Local training ends with the epoch that --select
-    names, by default the best on validation data.
+    goes. As in the code, Adam's moments are sums, Σ 0.9^j g and Σ 0.99^j g², without bias correction, and ε is 0.01.
+    Models and factors travel completely, in float32; the code rounds them and cuts their rank until they have the bytes
+    of one model. Of a symmetric matrix only the lower half travels. With K-FAC, normalisation layers and all other
+    layers, which the code's networks do not have, are averaged. Local training ends with the epoch that --select names,
+    by default the best on validation data.
     """
 
     epochs: Count = 30

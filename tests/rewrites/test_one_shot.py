@@ -1,0 +1,285 @@
+"""Methods that aggregate once, written from their papers, against the library's runs.
+
+Every client trains E epochs from START; `TRAINED` has the models. What is written again is the aggregation. Layers are
+matrices (inputs + 1, outputs): the bias is the weight of one more input, which is constant 1.
+"""
+
+from functools import partial
+from itertools import permutations, product
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from ekiden.methods import Average, Ensemble, FedFisher, FedLPA, FisherMerging, MAEcho, OTFusion, RegMean
+from tests.rewrites.plain import (
+    CLASSES,
+    LR,
+    SILOS,
+    SIZES,
+    START,
+    STEPS,
+    Vector,
+    agrees,
+    backward,
+    flat,
+    gradient,
+    hidden,
+    layers,
+    library,
+    logits,
+    softmax,
+)
+
+ALL = range(len(SILOS))
+EPOCHS = 3
+SHARES = SIZES / SIZES.sum()
+COUNTS = np.array([np.bincount(y, minlength=CLASSES) for _, y in SILOS])
+
+
+def trained(i: int) -> Vector:
+    """Return silo i's model."""
+    w = START
+    for _ in range(EPOCHS * STEPS[i]):
+        w = w - LR * gradient(w, i)
+    return w
+
+
+TRAINED = [trained(i) for i in ALL]
+
+
+def matrices(w: Vector) -> list[Vector]:
+    """Return both layers as (inputs + 1, outputs)."""
+    w1, b1, w2, b2 = layers(w)
+    return [np.vstack([w1.T, b1]), np.vstack([w2.T, b2])]
+
+
+def vector(first: NDArray[Any], second: NDArray[Any]) -> Vector:
+    """Return the flat vector of two such matrices."""
+    return flat(first[:-1].T, first[-1], second[:-1].T, second[-1])
+
+
+def inputs(i: int) -> list[Vector]:
+    """Return what both layers of silo i's model read on its data, with the constant 1."""
+    x, y = SILOS[i]
+    return [np.hstack([part, np.ones((len(y), 1))]) for part in (x, hidden(TRAINED[i], x))]
+
+
+def slopes(i: int, labels: Literal["expected", "given"]) -> list[tuple[Vector, Vector, Vector]]:
+    """Return pairs of derivatives by both layers' outputs (n, outputs), and each sample's weight (n,)."""
+    x, y = SILOS[i]
+    p = softmax(logits(TRAINED[i], x))
+    _, _, w2, _ = layers(TRAINED[i])
+    found = []
+    for c in range(CLASSES):
+        weight = p[:, c] if labels == "expected" else (y == c).astype(float)
+        second = p - np.eye(CLASSES)[c]
+        found.append((second @ w2 * (1 - hidden(TRAINED[i], x) ** 2), second, weight / len(y)))
+    return found
+
+
+def diagonal(i: int) -> Vector:
+    """Return the diagonal of silo i's Fisher information: the mean of Σ_c p_c (∂ log p_c)²."""
+    x, y = SILOS[i]
+    p = softmax(logits(TRAINED[i], x))
+    total = np.zeros_like(START)
+    for at in range(len(y)):
+        for c in range(CLASSES):
+            by_logits = p[at : at + 1] - np.eye(CLASSES)[c]
+            total += p[at, c] * backward(TRAINED[i], x[at : at + 1], by_logits) ** 2 / len(y)
+    return total
+
+
+def factors(i: int, labels: Literal["expected", "given"]) -> list[tuple[Vector, Vector]]:
+    """Return the Kronecker factors A (of inputs) and B (of outputs) of silo i's Fisher information in both layers."""
+    found = []
+    for layer, read in enumerate(inputs(i)):
+        b = sum((s[layer] * s[2][:, None]).T @ s[layer] for s in slopes(i, labels))
+        found.append((read.T @ read / len(read), np.asarray(b)))
+    return found
+
+
+def class_wise(models: list[Vector]) -> Vector:
+    """Return classifiers (hidden + 1, classes), each class averaged over clients with two samples of it or more."""
+    owns = COUNTS > 1
+    heads = np.stack([matrices(w)[1] for w in models])
+    head: Vector = (heads * owns[:, None, :]).sum(0) / np.maximum(owns.sum(0), 1)
+    return head
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_average(weighting: Literal["uniform", "samples"]) -> None:
+    """Guha et al. 2019, and McMahan et al. 2017 in one round."""
+    shares = SHARES if weighting == "samples" else np.full(len(SILOS), 1 / len(SILOS))
+    agrees(library(Average(epochs=EPOCHS, weighting=weighting)), shares @ np.stack(TRAINED))
+
+
+@pytest.mark.parametrize("rule", ["logits", "probabilities", "class-wise", "counts"])
+def test_ensemble(rule: Literal["logits", "probabilities", "class-wise", "counts"]) -> None:
+    """Guha et al. 2019; the rules of MA-Echo's code (class-wise) and PFNM's (counts)."""
+    x = np.concatenate([x for x, _ in SILOS])
+    z = np.stack([logits(w, x) for w in TRAINED])
+    p = np.stack([softmax(one) for one in z])
+    owns = COUNTS > 1
+    expected = {
+        "logits": z.mean(0),
+        "probabilities": p.mean(0),
+        "class-wise": (z * owns[:, None, :]).sum(0) / np.maximum(owns.sum(0), 1),
+        "counts": (p * (COUNTS / COUNTS.sum(0))[:, None, :]).sum(0),
+    }[rule]
+    answers = library(Ensemble(epochs=EPOCHS, rule=rule)).model(torch.tensor(x, dtype=torch.float32))
+    found = answers.detach().double().numpy()
+    if rule in ("probabilities", "counts"):
+        found, expected = softmax(found), expected / expected.sum(1, keepdims=True)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_regmean() -> None:
+    """Jin et al. 2023, equation 2 and Algorithm 1: W = (Σ G_k)⁻¹ Σ G_k W_k, off the diagonal α G_k."""
+    alpha = 0.8
+    merged = []
+    for layer in (0, 1):
+        grams = [inputs(i)[layer].T @ inputs(i)[layer] for i in ALL]
+        grams = [alpha * g + (1 - alpha) * np.diag(np.diag(g)) for g in grams]
+        right = np.sum([grams[i] @ matrices(TRAINED[i])[layer] for i in ALL], axis=0)
+        merged.append(np.linalg.solve(np.sum(grams, axis=0), right))
+    agrees(library(RegMean(epochs=EPOCHS, alpha=alpha)), vector(*merged))
+
+
+def test_fisher_merging() -> None:
+    """Matena and Raffel 2022, equations 3 and 6: F is the mean of Σ_y p(y|x) (∂ log p)², W = Σ λ F W_i / Σ λ F."""
+    information = np.stack([np.maximum(diagonal(i), 1e-6) for i in ALL]) * SHARES[:, None]
+    expected = (information * np.stack(TRAINED)).sum(0) / information.sum(0)
+    agrees(library(FisherMerging(epochs=EPOCHS)), expected)
+
+
+@pytest.mark.parametrize("curvature", ["diagonal", "kfac"])
+def test_fedfisher(curvature: Literal["diagonal", "kfac"]) -> None:
+    """Jhunjhunwala et al. 2024: down Σ p_k ½ (W - W_k)ᵀ F_k (W - W_k) from the average, F_k diagonal or A ⊗ B.
+
+    The authors' Adam adds up: m ← g + 0.9 m, v ← g² + 0.99 v, without correction of the bias, ε = 0.01.
+    """
+    steps, lr = 20, 0.02
+    w = SHARES @ np.stack(TRAINED)
+    m = v = np.zeros_like(w)
+    information = [diagonal(i) for i in ALL]
+    kronecker = [factors(i, "expected") for i in ALL]
+
+    def slope(w: Vector, i: int) -> Vector:
+        if curvature == "diagonal":
+            return information[i] * (w - TRAINED[i])
+        first, second = (a @ d @ b for (a, b), d in zip(kronecker[i], matrices(w - TRAINED[i]), strict=True))
+        return vector(first, second)
+
+    for _ in range(steps):
+        g = np.sum([SHARES[i] * slope(w, i) for i in ALL], axis=0)
+        m, v = g + 0.9 * m, g**2 + 0.99 * v
+        w = w - lr * m / (np.sqrt(v) + 0.01 if curvature == "diagonal" else np.sqrt(v + 0.01))
+    agrees(library(FedFisher(epochs=EPOCHS, curvature=curvature, iterations=steps, server_lr=lr)), w)
+
+
+def test_fedlpa() -> None:
+    """Liu et al. 2024: in each layer Σ p_k A_k W B_k = Σ p_k A_k W_k B_k, with √λ on the diagonals of both factors."""
+    damping = 0.01
+    merged: list[NDArray[Any]] = []
+    for layer in (0, 1):
+        left: Vector = np.zeros((1, 1))
+        right: Vector = np.zeros(1)
+        for i in ALL:
+            a, b = (f + np.sqrt(damping) * np.eye(len(f)) for f in factors(i, "given")[layer])
+            left = left + SHARES[i] * np.kron(a, b)
+            right = right + SHARES[i] * (a @ matrices(TRAINED[i])[layer] @ b).ravel()
+        merged.append(np.linalg.solve(left, right).reshape(matrices(START)[layer].shape))
+    agrees(library(FedLPA(epochs=EPOCHS, damping=damping)), vector(*merged))
+
+
+def smallest(gram: Vector, bound: float) -> Vector:
+    """Return α that minimises ½ αᵀ G α with Σ α = 1 and 0 <= α <= C: the best of all choices of what is at a bound."""
+    n, best, least = len(gram), np.zeros(len(gram)), np.inf
+    for kind in product((0.0, bound, None), repeat=n):
+        free = [k for k in range(n) if kind[k] is None]
+        alpha = np.array([0.0 if part is None else part for part in kind])
+        if free:
+            fixed = alpha.copy()
+            system = np.block([[gram[np.ix_(free, free)], np.ones((len(free), 1))], [np.ones((1, len(free))), 0]])
+            right = np.append(-(gram @ fixed)[free], 1 - fixed.sum())
+            alpha[free] = np.linalg.lstsq(system, right, rcond=None)[0][:-1]
+        allowed = abs(alpha.sum() - 1) < 1e-9 and alpha.min() >= -1e-9 and alpha.max() <= bound + 1e-9
+        if allowed and alpha @ gram @ alpha < least:
+            best, least = alpha, alpha @ gram @ alpha
+    return best
+
+
+def test_ma_echo() -> None:
+    """Su et al., Algorithm 1: the dual of equation 8 gives α, D = -Σ 2 α_i P_i (W - V_i), V by I - μ/(1 + μ) P_i."""
+    iterations, step, mu, bound, z = 4, 0.4, 1.5, 0.6, 0.01**0.8
+    projectors = []
+    for i in ALL:
+        x = inputs(i)[0]
+        projectors.append(x.T @ np.linalg.solve(x @ x.T + z * np.eye(len(x)), x))
+    kept = [matrices(w)[0] for w in TRAINED]
+    w = np.mean(kept, axis=0)
+    for _ in range(iterations):
+        g = [2 * projectors[i] @ (w - kept[i]) for i in ALL]
+        alpha = smallest(np.array([[(a * b).sum() for b in g] for a in g]), bound)
+        w = w - step * np.sum([alpha[i] * g[i] for i in ALL], axis=0)
+        kept = [v + (w - v) - mu / (1 + mu) * projectors[i] @ (w - v) for i, v in enumerate(kept)]
+    method = MAEcho(
+        epochs=EPOCHS,
+        form="paper",
+        projector="closed",
+        weighting="qp",
+        iterations=iterations,
+        step=step,
+        mu=mu,
+        bound=bound,
+    )
+    agrees(library(method), vector(w, class_wise(TRAINED)))
+
+
+def test_ma_echo_as_released() -> None:
+    """Su et al., the authors' code: Q from batch means by a damped recursion, α = 1/N, V ← V + λ Q (W - V)."""
+    iterations, step, damping, z = 5, 1.6, 0.5, 0.01**0.8
+    rest = []
+    for i in ALL:
+        q, r = np.eye(inputs(i)[0].shape[1]), inputs(i)[0].mean(0)  # the last silo has two equal batches
+        for _ in range(STEPS[i]):
+            k = q @ r
+            q = q - damping * np.outer(k, k) / (z + r @ k)
+        rest.append(q)
+    kept = [matrices(w)[0] for w in TRAINED]
+    w = np.mean(kept, axis=0)
+    for _ in range(iterations):
+        w = w - step * np.mean([(w - v) - q @ (w - v) for q, v in zip(rest, kept, strict=True)], axis=0)
+        kept = [v + step * q @ (w - v) for q, v in zip(rest, kept, strict=True)]
+    method = MAEcho(epochs=EPOCHS, iterations=iterations, step=step)
+    agrees(library(method), vector(np.mean(kept, axis=0), class_wise(TRAINED)))
+
+
+def test_ot_fusion() -> None:
+    """Singh and Jaggi 2020, Algorithm 1, weights: match rows of length 1, carry the plan on, then average.
+
+    With equal widths the exact plan is a permutation; here the best of all 24. Models start differently, so they are
+    read from an ensemble of the same seed.
+    """
+    members = library(Ensemble(epochs=EPOCHS, init="different")).weights
+    assert members is not None
+    models = list(members.params.double().numpy().reshape(len(SILOS), -1))
+    rows = [matrices(w)[0].T for w in models]
+    unit = [r / np.linalg.norm(r, axis=1, keepdims=True) for r in rows]
+
+    def distance(to: Vector, own: Vector, order: list[int]) -> float:
+        return float(np.linalg.norm(own[order] - to, axis=1).sum())
+
+    aligned = []
+    for w, own in zip(models, unit, strict=True):
+        units = min(
+            (list(order) for order in permutations(range(len(own)))),
+            key=partial(distance, unit[0], own),
+        )
+        w1, b1, w2, b2 = layers(w)
+        aligned.append((units, flat(w1[units], b1[units], w2[:, units], b2)))
+    assert any(units != sorted(units) for units, _ in aligned)
+    agrees(library(OTFusion(epochs=EPOCHS, init="different")), np.mean([w for _, w in aligned], axis=0))
