@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ekiden.data import Dataset, FederatedData, federate, load, split
     from ekiden.data.augment import Augment
     from ekiden.methods import *  # noqa: F403
+    from ekiden.results.clock import Devices
     from ekiden.results.result import LoadedModel, Result
     from ekiden.serving.loading import load_model, open_run
     from ekiden.serving.reruns import forget, join
@@ -47,6 +48,7 @@ _NAMES = {
     "conformance": "check",
     "data": "Dataset FederatedData federate load split",
     "data.augment": "Augment",
+    "results.clock": "Devices",
     "results.result": "LoadedModel Result",
     "serving.loading": "load_model open_run",
     "serving.reruns": "forget join",
@@ -63,6 +65,7 @@ __all__ = [
     "Augment",
     "DataWarning",
     "Dataset",
+    "Devices",
     "DivergenceWarning",
     "FederatedData",
     "Hardware",

@@ -382,8 +382,8 @@ class PreparedRun:
         metrics, ledger = tuple(end.trace.metrics), tuple(end.trace.ledger)
         models = weights, tuple(personal)
         config = json.loads(json.dumps(self.described))  # as it is read from a folder
-        build, data = self.test.build, self.data
-        return Result(end.state, metrics, ledger, self.folder, build, config, lambda: models, lambda: data)
+        build, data, passes = self.test.build, self.data, dict(end.trace.passes)
+        return Result(end.state, metrics, ledger, self.folder, build, config, lambda: models, lambda: data, passes)
 
 
 def as_method(method: Any, data: Any) -> Method:

@@ -26,9 +26,11 @@ from ekiden.methods import METHODS
 from ekiden.methods.gossip.blocks import topology as graphs
 from ekiden.recipe import recipe_of
 from ekiden.results import divided
+from ekiden.results.clock import Devices, devices_of
 from ekiden.results.recalibration import Recalibration, model_in
 from ekiden.results.result import LoadedModel, ModelSource, Result
 from ekiden.runs import launch, summary
+from ekiden.runs import queue as queues
 from ekiden.runs.plan import federation_in, in_memory, plan_in, rerun
 from ekiden.serving import audit as audits
 from ekiden.serving import card as cards
@@ -150,13 +152,17 @@ def _calibrated(
     return {**test(result.weights, (), last=True), "recalibration": plain(how)}
 
 
-def show(folder: Folder) -> str:
+def show(folder: Folder, *, devices: Folder | Devices = "") -> str:
     """Return what `ekiden show` prints: what was run, every step, what moved.
+
+    Args:
+        folder: the run folder.
+        devices: as in `compare`.
 
     Raises:
         UserError: it is not a run folder, or is damaged.
     """
-    return summary.as_text(summary.shown(path_of(folder)))
+    return summary.as_text(summary.shown(path_of(folder), devices_of(devices) if devices else None))
 
 
 def report(
@@ -166,6 +172,7 @@ def report(
     data: Any = None,
     network: ModelSource | None = None,
     details: int = 8,
+    devices: Folder | Devices = "",
 ) -> Path:
     """Write the page of `ekiden report`, and return its file.
 
@@ -175,6 +182,7 @@ def report(
         data: the silos of runs that were given data in Python; runs whose digests differ get no figures of them.
         network: their network, if it is not in the library.
         details: number of methods with figures of their own; with 0 no data are read.
+        devices: as in `compare`; then there is also a figure over simulated time.
 
     Raises:
         UserError: there is no finished run, or the extra `report` is not installed.
@@ -183,15 +191,17 @@ def report(
     from ekiden.reporting import report as write  # noqa: PLC0415  (it needs an extra)
 
     held = None if data is None else as_federation(data)
-    write(_paths(folders), Path(out), details, data=held, network=network)
+    given = devices_of(devices) if devices else None
+    write(_paths(folders), Path(out), details, data=held, network=network, devices=given)
     return Path(out) / "index.html"
 
 
-def compare(folders: Folder | Sequence[Folder]) -> list[dict[str, Any]]:
+def compare(folders: Folder | Sequence[Folder], *, devices: Folder | Devices = "") -> list[dict[str, Any]]:
     """Return what `ekiden compare` shows: a row for all runs that differ only in the seed.
 
     Args:
         folders: run folders, sweep folders, folders that hold them, and files of records.
+        devices: on which the simulated time is computed, as in `Result.simulated`; by default there is none.
 
     Returns:
         Rows with the entries that docs/json.md lists; `pandas.DataFrame(ekiden.compare(folders))` is a table.
@@ -202,7 +212,7 @@ def compare(folders: Folder | Sequence[Folder]) -> list[dict[str, Any]]:
     runs = summaries(_paths(folders))
     if not runs:
         raise UserError("there is no run to compare: give run folders or sweep folders")
-    return summary.compared(runs)
+    return summary.compared(runs, devices_of(devices) if devices else None)
 
 
 def describe(data: Any) -> Description:
@@ -413,6 +423,8 @@ def sweep(
     records: Folder | None = None,
     cores: int | None = None,
     device: str = "",
+    on: str = "here",
+    queue: Mapping[str, str | int] | None = None,
 ) -> list[dict[str, Any]]:
     """Run the table of an experiment file; the same call goes on after a kill or a failure.
 
@@ -425,6 +437,8 @@ def sweep(
         records: file that keeps the results of finished runs.
         cores: runs at a time, if not one for each core.
         device: cpu, cuda, ... instead of the file's.
+        on: where the runs are executed: here, as jobs of "slurm", or as jobs of this machine ("local-cluster").
+        queue: with `on`, what submitit should ask for: {"slurm_partition": "gpu", "timeout_min": 600}.
 
     Returns:
         A row for each cell, with the entries that docs/json.md lists.
@@ -432,6 +446,10 @@ def sweep(
     Raises:
         UserError: the file cannot be read, or runs failed; finished runs are kept.
     """
+    if on not in (places := ("here", *queues.CLUSTERS)):
+        raise unknown("place `on`", on, places)
+    if queue and on == "here":
+        raise UserError('queue is for on="slurm": add that, or leave it out')
     path, kept = path_of(file), None if records is None else Path(records)
     swept = sweeps.plan_sweep(path, budget, None if out is None else Path(out), kept)
     cells = sweeps.select(swept.experiment.cells, only, without)
@@ -443,8 +461,10 @@ def sweep(
         if isinstance(event, launch.RunEnd):
             outcomes.add(runs[event.folder], event)
 
-    if jobs:
+    if jobs and on == "here":
         launch.execute(jobs, note, cores or core_count(), apart=True)
+    elif jobs:
+        queues.execute(jobs, path, budget, device, on, queue or {}, note)
     outcomes.end()
     if failed := outcomes.failed:
         name, why = next(iter(failed.items()))

@@ -40,8 +40,8 @@ class Desk(Transport):
             raise ClientMissing(f"{ref.owner} is away")
         return self.values[ref]
 
-    def commit(self, step: int, live: frozenset[Ref[Any]]) -> Work:
-        return Work()
+    def commit(self, step: int, live: frozenset[Ref[Any]]) -> dict[Ref[Any], Work]:
+        return {}
 
 
 def federation(
@@ -170,9 +170,9 @@ def test_a_value_is_counted_where_it_crosses() -> None:
     assert ledger == []
     fed.call(task, "b", ref)
     fed.call(task, "c", ref)
-    assert ledger == [Transfer(3, "a", "b", "task", 52), Transfer(3, "a", "c", "task", 52)]
+    assert ledger == [Transfer(3, "a", to, "task", 52, value="k") for to in "bc"]
     assert fed.get(ref) is desk.values[ref]
-    assert ledger[2:] == [Transfer(3, "a", SERVER, "get", 52)]
+    assert ledger[2:] == [Transfer(3, "a", SERVER, "get", 52, value="k")]
 
 
 def test_what_everyone_has_is_free() -> None:
@@ -211,7 +211,7 @@ def test_what_the_server_holds_is_counted_and_instructions_are_not() -> None:
     fed.call(task, "b", [Ref("a", "k"), weights(5)])
     assert ledger == [
         Transfer(0, SERVER, "b", "task", 52 + 3),
-        Transfer(0, "a", "b", "task", 20),
+        Transfer(0, "a", "b", "task", 20, value="k"),
         Transfer(0, SERVER, "b", "task", 32),
     ]
     assert [(r.client, r.call, r.key) for r in desk.requests] == [("b", i, f"0-{i}-task") for i in range(3)]
@@ -241,9 +241,9 @@ def test_get_goes_on_with_as_many_as_wanted() -> None:
     fed.begin(7)
     assert fed.get([a, b, c], at_least=2) == [values[a], values[c]]
     assert ledger == [
-        Transfer(7, "a", SERVER, "get", 16),
-        Transfer(7, "b", SERVER, "get", 0, missing=True),
-        Transfer(7, "c", SERVER, "get", 24),
+        Transfer(7, "a", SERVER, "get", 16, value="k"),
+        Transfer(7, "b", SERVER, "get", 0, missing=True, value="k"),
+        Transfer(7, "c", SERVER, "get", 24, value="k"),
     ]
     assert fed.get([b], at_least=0) == []
     assert fed.get(iter([a, c])) == [values[a], values[c]]
@@ -258,7 +258,7 @@ def test_one_missing_value_is_in_the_ledger_too() -> None:
         fed.get(Ref("b", "k"))
     with pytest.raises(ClientMissing, match="b did not answer: start them again"):
         fed.call(task, "a", Ref("b", "k"))
-    gone = Transfer(0, "b", SERVER, "get", 0, missing=True)
+    gone = Transfer(0, "b", SERVER, "get", 0, missing=True, value="k")
     assert ledger == [gone, replace(gone, target="a", task="task")]
 
 
@@ -285,21 +285,21 @@ def test_a_running_sum_goes_from_client_to_client() -> None:
     assert fed.sum(part, ["b", "d"], 7, plus=first) == Ref("d", "2-0-part")
     a, b, _ = handed
     assert [(r.client, r.args) for r in desk.requests] == [("a", (7, None)), ("b", (7, a)), ("d", (7, b))]
-    assert ledger == [Transfer(2, "a", "b", "part", 8), Transfer(2, "b", "d", "part", 8)]
+    assert ledger == [Transfer(2, a, b, "part", 8, value="2-0-part") for a, b in ("ab", "bd")]
 
 
 def test_the_server_adds_up_what_all_send() -> None:
     fed, desk, ledger = federation({Ref(name, "0-0-part"): Total(10**n) for n, name in enumerate("abcd")})
     assert fed.sum(part, CLIENTS, 7, at="server") == Total(1111)
     assert [(r.client, r.args) for r in desk.requests] == [(name, (7, None)) for name in CLIENTS]
-    assert ledger == [Transfer(0, name, SERVER, "get", 8) for name in CLIENTS]
+    assert ledger == [Transfer(0, name, SERVER, "get", 8, value="0-0-part") for name in CLIENTS]
 
 
 def test_a_sum_goes_on_without_those_who_are_away() -> None:
     values: dict[Ref[Any], Any] = {Ref(name, "0-0-part"): Total(10**n) for n, name in enumerate("abcd") if name != "b"}
     fed, _, ledger = federation(dict(values))
     assert fed.sum(part, CLIENTS, 7, at="server") == Total(1101)
-    assert Transfer(0, "b", SERVER, "get", 0, missing=True) in ledger
+    assert Transfer(0, "b", SERVER, "get", 0, missing=True, value="0-0-part") in ledger
     strict = Fed(CLIENTS, Desk(dict(values)), 0, ledger.append, skip=False)
     with pytest.raises(ClientMissing, match="b did not answer"):
         strict.sum(part, CLIENTS, 7, at="server")
@@ -384,9 +384,9 @@ def missing(*absent: tuple[int, str]) -> Callable[[int, str], bool]:
 def test_bytes_of_a_server_are_counted_both_ways(blobs: FederatedData) -> None:
     result = go(Average(), blobs)
     names = [c.name for c in blobs.clients]
-    first = [Transfer(0, k, SERVER, "get", M) for k in names]
-    second = [Transfer(1, SERVER, k, "train", M) for k in names] + [Transfer(1, k, SERVER, "get", M) for k in names]
-    assert list(result.ledger) == first + second
+    down = [Transfer(1, SERVER, k, "train", M) for k in names]
+    first, second = ([Transfer(t, k, SERVER, "get", M, value=f"{t}-0-train") for k in names] for t in range(2))
+    assert list(result.ledger) == first + down + second
     assert result.bytes == Average().cost(4, M)
     assert [row["bytes"] for row in result.metrics] == [4 * M, 12 * M]
 
@@ -395,7 +395,9 @@ def test_bytes_between_neighbours_are_counted_once(blobs: FederatedData) -> None
     result = go(Neighbours(), blobs)
     names = [c.name for c in blobs.clients]
     ring = [(names[i - 1], names[i]) for i in range(4)]
-    assert list(result.ledger) == [Transfer(step, a, b, "mix", M) for step in range(2) for a, b in ring]
+    assert list(result.ledger) == [
+        Transfer(step, a, b, "mix", M, value=f"{step}-0-train") for step in range(2) for a, b in ring
+    ]
 
 
 @pytest.mark.parametrize("processes", [False, True])

@@ -100,8 +100,8 @@ class Table(Transport):
     def value(self, ref: Ref[Any]) -> Any:
         return self.initial if ref == INITIAL else self.values[ref]
 
-    def commit(self, step: int, live: frozenset[Ref[Any]]) -> Work:
-        return Work()
+    def commit(self, step: int, live: frozenset[Ref[Any]]) -> dict[Ref[Any], Work]:
+        return {}
 
 
 def play(

@@ -1,17 +1,21 @@
 """Runs of a sweep as jobs of a queue, with a stand-in for submitit."""
 
 import json
+import os
 import pickle
 import signal
+import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import ekiden
 from ekiden.base.errors import UserError
 from ekiden.cli.app import call
 from ekiden.engine.folder import read_lines
@@ -86,8 +90,17 @@ def test_a_sweep_by_jobs_ends_like_one_here(
         {"cluster": "slurm", "name": "ekiden", "timeout_min": 7, "cpus_per_task": 1, "slurm_partition": "gpu"}
     ]
     assert [len(read_lines(file)) for file in Path("there").glob("*--seed*/metrics.jsonl")] == [2, 2]
-    call(["sweep", "table.toml", "--out", "there", "--on", "slurm"])
+    ekiden.sweep("table.toml", out="there", on="slurm")
     assert len(at_once) == 1, "nothing was left to submit"
+    (cell,) = ekiden.sweep("table.toml", out="again", on="slurm", queue={"timeout_min": 9})
+    assert (at_once[1]["timeout_min"], cell["seeds"]) == (9, [0, 1])
+
+
+def test_python_refuses_a_queue_without_a_cluster() -> None:
+    with pytest.raises(UserError, match="unknown place `on` 'slum': did you mean 'slurm'"):
+        ekiden.sweep("table.toml", on="slum")
+    with pytest.raises(UserError, match='queue is for on="slurm": add that'):
+        ekiden.sweep("table.toml", queue={"timeout_min": 9})
 
 
 def test_why_a_job_failed_is_its_line(
@@ -136,3 +149,97 @@ def test_a_requeued_job_is_the_same_command_and_its_child_is_gone(
     monkeypatch.undo()
     assert child.wait() == -signal.SIGKILL
     assert pickle.loads(pickle.dumps(again))._words == command._words
+
+
+LONG = (
+    TABLE.replace("seeds = [0, 1]", "seeds = [0]")
+    .replace('"fedseq"', '"fedavg"')
+    .replace("epochs = 1", "epochs = 1\nrounds = 25")
+)
+
+
+def children(pid: int) -> list[int]:
+    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def command_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+def job_of(sweep: int) -> tuple[int, int]:
+    """Return the processes of submitit's job and of the run that it executes."""
+    (controller,) = (pid for pid in children(sweep) if "submitit.local._local" in command_of(pid))
+    (job,) = (pid for pid in children(controller) if "submitit.core._submit" in command_of(pid))
+    (run,) = (pid for pid in children(job) if "--job" in command_of(pid))
+    return job, run
+
+
+@pytest.fixture
+def begun(alone: Path) -> Iterator[tuple["subprocess.Popen[str]", Path]]:
+    """The sweep on submitit's local cluster, when its run has done three steps, and the run folder."""
+    words = [sys.executable, "-m", "ekiden", "sweep", "table.toml", "--out", "there", "--on", "local-cluster"]
+    said = subprocess.PIPE
+    with subprocess.Popen(
+        words, cwd=alone, stdout=said, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as swept:
+        try:
+            limit = time.monotonic() + 240
+            while not any(len(read_lines(file)) >= 3 for file in alone.glob("there/*--seed0/metrics.jsonl")):
+                assert swept.poll() is None, swept.communicate()[0]
+                assert time.monotonic() < limit
+                time.sleep(0.05)
+            (run,) = alone.glob("there/*--seed0")
+            yield swept, run
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(swept.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the table; `alone/here` has its run, executed without a queue."""
+    pytest.importorskip("submitit")
+    monkeypatch.chdir(tmp_path)
+    Path("table.toml").write_text(LONG)
+    call(["sweep", "table.toml", "--out", "here"])
+    return tmp_path
+
+
+def same_bits(run: Path, place: Path) -> None:
+    (here,) = place.glob("here/*--seed0")
+    for name in ("model.safetensors", "metrics.jsonl", "ledger.jsonl"):
+        assert (run / name).read_bytes() == (here / name).read_bytes()
+    first, second = read_lines(run / "attempts.jsonl")
+    assert first["from_step"] == 0
+    assert 2 <= second["from_step"] < 25, "it was interrupted on the way, and went on there"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_job_that_the_queue_interrupts_is_requeued_and_goes_on(
+    alone: Path, begun: tuple["subprocess.Popen[str]", Path]
+) -> None:
+    swept, run = begun
+    job, executing = job_of(swept.pid)
+    os.kill(job, signal.SIGUSR2)  # as Slurm does before it preempts a job, or at the end of its time
+    said, _ = swept.communicate(timeout=400)
+    assert swept.returncode == 0, said
+    assert not Path(f"/proc/{executing}").exists()
+    log = "".join(file.read_text() for file in alone.glob("there/jobs/*_log.err"))
+    assert "Requeued job" in log
+    same_bits(run, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_job_that_is_killed_without_notice_goes_on_when_the_sweep_is_called_again(
+    alone: Path, begun: tuple["subprocess.Popen[str]", Path]
+) -> None:
+    swept, run = begun
+    for pid in job_of(swept.pid):
+        os.kill(pid, signal.SIGKILL)
+    said, _ = swept.communicate(timeout=400)
+    assert swept.returncode == 2
+    assert "1 of 1 runs failed" in " ".join(said.split())
+    call(["sweep", "table.toml", "--out", "there", "--on", "local-cluster"])
+    same_bits(run, alone)

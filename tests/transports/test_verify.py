@@ -184,7 +184,7 @@ def test_who_was_absent_nobody_signs(tmp_path: Path, capsys: pytest.CaptureFixtu
     call(["verify", str(made.run)])
     said = " ".join(capsys.readouterr().out.split())
     assert "not proven: ledger.jsonl (missing): absent, as the ledger says and nobody signs: client-1 in step 2" in said
-    assert "not proven: network.jsonl, times.jsonl" in said
+    assert "not proven: network.jsonl, passes.jsonl, times.jsonl" in said
     assert "verified: 2 tasks, each signed by its silo, and the result is what they gave" in said
 
 

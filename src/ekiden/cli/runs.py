@@ -27,6 +27,7 @@ from ekiden.engine.method import Method
 from ekiden.methods import METHODS, SORTS, method_named
 from ekiden.recipe import Recipe
 from ekiden.results import tracking
+from ekiden.results.clock import devices_of
 from ekiden.results.result import Result
 from ekiden.runs import launch, settings, summary
 from ekiden.runs.plan import Plan, TaskName, stored
@@ -118,6 +119,9 @@ class ShowOptions:
 
     run: Positional[Path]
     """run folder"""
+    devices: str = ""
+    """also show how long it would have taken on these devices: equal, hospitals, phones, or a TOML file; see
+    docs/time.md"""
     json: bool = False
     """print JSON instead of tables; see docs/json.md"""
 
@@ -140,6 +144,9 @@ class CompareOptions:
 
     runs: Positional[tuple[Path, ...]]
     """run folders, sweep folders, folders that hold them, and files that `ekiden sweep --records` made"""
+    devices: str = ""
+    """also show how long they would have taken on these devices: equal, hospitals, phones, or a TOML file; see
+    docs/time.md"""
     json: bool = False
     """print JSON instead of tables; see docs/json.md"""
 
@@ -254,9 +261,10 @@ def resume(options: ResumeOptions) -> None:
 def show(options: ShowOptions) -> None:
     """`ekiden show RUN`."""
     refuse_records(options.run)
+    devices = devices_of(options.devices) if options.devices else None
     if options.json:
-        return print_json(summary.as_record(summary.summarise(options.run)))
-    for number, part in enumerate(summary.shown(options.run)):
+        return print_json(summary.as_record(summary.summarise(options.run), devices))
+    for number, part in enumerate(summary.shown(options.run, devices)):
         console.print(part, style="" if number else "bold", highlight=False)
 
 
@@ -283,9 +291,10 @@ def compare(options: CompareOptions) -> None:
     runs = summaries(options.runs)
     if not runs:
         raise no_run("compare", options.runs)
+    devices = devices_of(options.devices) if options.devices else None
     if options.json:
-        return print_json(summary.compared(runs))
-    console.print(summary.comparison(runs))
+        return print_json(summary.compared(runs, devices))
+    console.print(summary.comparison(runs, devices))
 
 
 def data(options: DataOptions) -> None:

@@ -1,6 +1,5 @@
 """The command line of many runs: `ekiden sweep`, `results`, `report`, and `export` of metrics."""
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from ekiden.base.outside import require_extra
 from ekiden.cli.console import console, no_run, print_json, telling
 from ekiden.engine.setup import core_count
 from ekiden.results import tracking
+from ekiden.results.clock import devices_of
 from ekiden.runs import launch, queue, summary
 from ekiden.runs.launch import Board, RunEnd
 from ekiden.runs.summary import divergence, summarise
@@ -165,11 +165,7 @@ def _do(
         if options.on == "here":
             launch.execute(jobs, report, cores, apart=True)
             return
-        given = ["--budget", options.budget, "--device", options.device, "--out", str(jobs[0].folder.parent)]
-        command = [sys.executable, "-m", "ekiden", "sweep", str(options.file), *given]
-        command += ["--track", *options.track] if options.track else []
-        commands = [[*command, "--job", job.folder.name] for job in jobs]
-        queue.execute(jobs, commands, options.on, jobs[0].folder.parent / "jobs", asked, report)
+        queue.execute(jobs, options.file, options.budget, options.device, options.on, asked, report)
 
 
 def _table(found: Experiment, came: Sequence[verdicts.CellResult]) -> Table:
@@ -258,6 +254,9 @@ class ReportOptions(Checked):
     """folder that gets index.html, figures/ and data/"""
     details: CountOrZero = 8
     """how many methods get figures of their own (features, forgetting, loss surface, ...); 0: none, no data are read"""
+    devices: str = ""
+    """also draw results over simulated time on these devices: equal, hospitals, phones, or a TOML file; see
+    docs/time.md"""
 
 
 def report(options: ReportOptions) -> None:
@@ -266,7 +265,8 @@ def report(options: ReportOptions) -> None:
     from ekiden.reporting import report as write  # noqa: PLC0415  (it needs an extra)
 
     with console.status("reading runs") as status:
-        found = write(options.runs, options.out, options.details, status.update)
+        devices = devices_of(options.devices) if options.devices else None
+        found = write(options.runs, options.out, options.details, status.update, devices=devices)
     for folder, why in found.left_out:
         console.print(f"left out: {folder}: {why}", soft_wrap=True, markup=False, highlight=False)
     console.print(f"report: {options.out / 'index.html'}", soft_wrap=True, markup=False, highlight=False)

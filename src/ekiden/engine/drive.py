@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from ekiden.base.errors import UserError
 from ekiden.engine.federation import Fed, Note
-from ekiden.engine.folder import Marks, RunFolder, Trace
+from ekiden.engine.folder import Marks, Passes, RunFolder, Trace
 from ekiden.engine.method import INITIAL, HasModel, Method, Model, State
 from ekiden.engine.transport import ClientMissing, Request, Transfer, Transport, live_refs, refs
 from ekiden.engine.wire import SERVER, Ref
@@ -56,10 +56,18 @@ class _Report:
         if self._folder:
             self._folder.transfer(row)
 
-    def counted(self, work: Work) -> dict[str, int]:
-        """Add the compute of a step, and return what the run has moved and computed so far."""
+    def counted(self, step: int, tasks: Mapping[Ref[Any], Work], server: Work) -> dict[str, int]:
+        """Note the compute of a step, and return what the run has moved and computed so far."""
+        done = [Passes(ref.owner, ref.key, work.forward, work.backward) for ref, work in tasks.items()]
+        done = sorted(done, key=lambda one: (one.party, one.call))
+        if server != Work():
+            done.append(Passes(SERVER, "", server.forward, server.backward))
+        self._trace.passes[step] = tuple(done)
+        if self._folder:
+            self._folder.computed(step, done)
         marks = self._marks
-        self._marks = replace(marks, forward=marks.forward + work.forward, backward=marks.backward + work.backward)
+        forward, backward = (sum(getattr(one, kind) for one in done) for kind in ("forward", "backward"))
+        self._marks = replace(marks, forward=marks.forward + forward, backward=marks.backward + backward)
         return {"bytes": self._marks.bytes, "forward": self._marks.forward, "backward": self._marks.backward}
 
     def step(
@@ -114,9 +122,8 @@ def drive(
     report = _Report(trace, marks, folder)
     fed = Fed(clients, transport, seed, report.transfer, setup, skip=skip)
     began = time.perf_counter()
-    for after, work in stepped(method, fed, transport, state, report.transfer, skip=skip, loop=loop):
-        work.add(fed.work)
-        counted = report.counted(work)
+    for after, tasks in stepped(method, fed, transport, state, report.transfer, skip=skip, loop=loop):
+        counted = report.counted(after.step - 1, tasks, fed.work)
         row: dict[str, Any] = {"step": after.step}
         if after.step % evaluate_every == 0 or after.step == total:
             model, personal = models(after, transport)
@@ -142,12 +149,13 @@ def stepped(
     *,
     skip: bool = True,
     loop: Loop | None = None,
-) -> Iterator[tuple[State, Work]]:
+) -> Iterator[tuple[State, Mapping[Ref[Any], Work]]]:
     """Execute the outer loop from `state` on, in a run or to find out what a run will ask for.
 
     Yields:
-        Each state once its tasks are done, and their compute. If the run may `skip` a step that needs a missing client,
-        it is left out: `note` is given the missing transfer, the state stays the same and only its step number grows.
+        Each state once its tasks are done, and the compute of each. A step that needs a missing client is left out if
+        the run may `skip` it: `note` is given the missing transfer, the state stays the same and only its step number
+        grows.
 
     Raises:
         ClientMissing: the run cannot continue without this client, or would end without a result.
@@ -194,7 +202,10 @@ def _number(value: float | None) -> str:
 def _lost(before: State, after: State) -> list[Transfer]:
     """Return the clients whose missing values stopped the step that leads to `after`."""
     owed = sorted(live_refs(after) - live_refs(before), key=lambda ref: (ref.owner, ref.key))
-    return [Transfer(before.step, ref.owner, SERVER, ref.key.split("-", 2)[2], 0, missing=True) for ref in owed]
+    return [
+        Transfer(before.step, ref.owner, SERVER, ref.key.split("-", 2)[2], 0, missing=True, value=ref.key)
+        for ref in owed
+    ]
 
 
 def models(state: State, transport: Transport) -> tuple[Weights | None, list[Weights]]:
@@ -337,7 +348,7 @@ class _Nobody(Transport):
     def size(self, ref: Ref[Any]) -> int:
         return self._size(ref)
 
-    def commit(self, step: int, live: frozenset[Ref[Any]]) -> Work:
+    def commit(self, step: int, live: frozenset[Ref[Any]]) -> Mapping[Ref[Any], Work]:
         if missing := sorted(ref.owner for ref in self._missing & live):
             raise ClientMissing(f"{', '.join(missing)} was missing in a step that cannot be left out")
-        return Work()
+        return {}

@@ -166,7 +166,7 @@ class Fed:
                 self._count(ref, SERVER, "get")
             except ClientMissing:
                 missing.append(ref.owner)
-                self._note(Transfer(self._step, ref.owner, SERVER, "get", 0, missing=True))
+                self._note(Transfer(self._step, ref.owner, SERVER, "get", 0, missing=True, value=ref.key))
         if len(values) < (at_least if at_least is not None and self._skip else len(wanted)):
             raise _no_answer(missing)
         return values
@@ -217,7 +217,7 @@ class Fed:
         giving = self._together(requests)
         for request in requests:
             if request.client not in giving:
-                self._note(Transfer(self._step, request.client, SERVER, "get", 0, missing=True))
+                self._note(Transfer(self._step, request.client, SERVER, "get", 0, missing=True, value=request.key))
                 continue
             ref: Ref[Any] = Ref(request.client, request.key)
             for part in self.get([ref], at_least=0):  # one at a time: a sum may be large
@@ -338,9 +338,9 @@ class Fed:
         try:
             size = self._transport.size(ref)
         except ClientMissing:
-            self._note(Transfer(self._step, ref.owner, target, task, 0, missing=True))
+            self._note(Transfer(self._step, ref.owner, target, task, 0, missing=True, value=ref.key))
             raise _no_answer([ref.owner]) from None
-        self._note(Transfer(self._step, ref.owner, target, task, size))
+        self._note(Transfer(self._step, ref.owner, target, task, size, value=ref.key))
 
 
 def in_order(order: str, clients: Sequence[str], seed: int = 0) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ data.jsonl          one line for each client that a step has called: a digest of
 environment.json    on which machine, with which packages
 metrics.jsonl       one line a step, the same bits in every repetition
 ledger.jsonl        one line a transfer, also the same bits
+passes.jsonl        one line a step: what each task computed; of a step that was done again, the last line counts
 attempts.jsonl      one line each time the run was started, with the transfers of the attempt before that were lost
 times.jsonl         seconds of each step
 state.safetensors   the state after the last step, written atomically
@@ -24,13 +25,13 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import cache
 from math import isfinite, prod
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
 import torch
 from filelock import Timeout
@@ -65,6 +66,7 @@ BESIDE = {"ekiden", "sweep", "selection", "revisions", "architecture", "origin"}
 and where the data lay (their digests count)."""
 _CONFIG = "config"
 _DATA = "data.jsonl"
+_PASSES = "passes.jsonl"
 _WRITTEN = "written"
 _NEEDED: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("selection", "dataset"), str),
@@ -88,6 +90,31 @@ _OPTIONAL: dict[str, type | tuple[type, ...]] = {
 }
 
 
+class Passes(NamedTuple):
+    """What a task computed.
+
+    Attributes:
+        party: the client that did it, or the server.
+        value: the name of its result there; empty for the server, which has one entry a step.
+        forward: samples that went forward through a network.
+        backward: samples that went backward.
+    """
+
+    party: str
+    value: str
+    forward: int
+    backward: int
+
+    @property
+    def call(self) -> int:
+        """The number of earlier tasks of this client in the step."""
+        return int(self.value.split("-", 2)[1])
+
+
+PassesOf = Mapping[int, Sequence[Passes]]
+"""What was computed in each step, counted from 0."""
+
+
 @dataclass
 class Trace:
     """What a run reported.
@@ -95,10 +122,12 @@ class Trace:
     Attributes:
         metrics: one row a step.
         ledger: every transfer.
+        passes: what each task computed.
     """
 
     metrics: list[Mapping[str, Any]] = field(default_factory=list)
     ledger: list[Transfer] = field(default_factory=list)
+    passes: dict[int, Sequence[Passes]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -192,6 +221,10 @@ class RunFolder:
         """Note a transfer as it happens."""
         self.append("ledger.jsonl", vars(row))
 
+    def computed(self, step: int, tasks: Sequence[Passes]) -> None:
+        """Note what the tasks of a step computed."""
+        self.append(_PASSES, {"step": step, "tasks": tasks})
+
     def called(self, clients: Iterable[str]) -> None:
         """Note digests of the data of clients that a step has called for the first time."""
         new = [name for name in clients if name not in self._hashed] if self._clients is not None else []
@@ -222,7 +255,7 @@ class RunFolder:
         """
         for stale in (self.path / "model.safetensors", *self.path.glob("personal/*.safetensors")):
             stale.unlink(missing_ok=True)
-        for name in ("metrics.jsonl", "ledger.jsonl", _DATA):
+        for name in ("metrics.jsonl", "ledger.jsonl", _PASSES, _DATA):
             if name in self._files:
                 os.fsync(self._files[name].fileno())
         said = {_CONFIG: self._config} | ({} if written is None else {_WRITTEN: json.dumps(written)})
@@ -236,7 +269,7 @@ class RunFolder:
     def trace(self) -> Trace:
         """Return all that was reported, by this process and earlier ones."""
         ledger = [Transfer(**row) for row in read_ledger(self.path)]
-        return Trace(list(read_lines(self.path / "metrics.jsonl")), ledger)
+        return Trace(list(read_lines(self.path / "metrics.jsonl")), ledger, read_passes(self.path))
 
     def length(self, name: str) -> int:
         """Return the bytes in a growing file."""
@@ -341,7 +374,21 @@ def read_state(path: Path, kind: type[S], config: str) -> tuple[S, Marks, Mappin
 
 def read_ledger(folder: Path) -> list[dict[str, Any]]:
     """Return the transfers in a run folder, as `read_lines` gives them."""
-    return read_lines(folder / "ledger.jsonl", "step", "source", "target", "task", "bytes", "missing")
+    return read_lines(folder / "ledger.jsonl", *(f.name for f in fields(Transfer)))
+
+
+def read_passes(folder: Path) -> dict[int, Sequence[Passes]]:
+    """Return what each task of each step computed, as a run folder has it."""
+    found: dict[int, Sequence[Passes]] = {}
+    for row in read_lines(folder / _PASSES, "step", "tasks"):
+        try:
+            found[int(row["step"])] = tuple(
+                Passes(str(party), str(value), int(forward), int(backward))
+                for party, value, forward, backward in row["tasks"]
+            )
+        except (TypeError, ValueError):
+            raise UserError(f"{folder / _PASSES} cannot be read: {_DAMAGED}") from None
+    return found
 
 
 def read_lines(path: Path, *keys: str) -> list[dict[str, Any]]:

@@ -41,6 +41,7 @@ class Transfer:
         task: the task that used it ("get" at the server).
         bytes: content on the wire, see `wire.size`.
         missing: True if nothing came because `source` did not answer.
+        value: the name of the value at its owner; empty if the server carried it.
     """
 
     step: int
@@ -49,6 +50,7 @@ class Transfer:
     task: str
     bytes: int
     missing: bool = False
+    value: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,13 +109,13 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def commit(self, step: int, live: frozenset[Ref[Any]]) -> Work:
+    def commit(self, step: int, live: frozenset[Ref[Any]]) -> Mapping[Ref[Any], Work]:
         """Wait for all tasks; make durable what the state after `step` steps needs: private state and values `live`.
 
         Until `settle` a run may still resume from the state before, so what that state needs is kept too.
 
         Returns:
-            The compute since the last commit.
+            The compute of each task since the last commit, by its result.
 
         Raises:
             ClientMissing: the owner of one of the values does not answer.

@@ -33,7 +33,8 @@ from ekiden.reporting.style import (
     shown,
 )
 from ekiden.reporting.tables import METRICS
-from ekiden.runs.summary import Summary, size
+from ekiden.results.clock import Devices
+from ekiden.runs.summary import Summary, simulated, size
 
 Row = dict[str, Any]
 _Line = NDArray[np.float64]
@@ -51,45 +52,59 @@ class Axis:
         name: part of the file names.
         title: title of the figure.
         label: label of the axis.
-        measure: returns the value of a row of metrics.
+        measure: returns the value of a run at a row of its metrics.
         note: what the axis means, if the label does not say it.
     """
 
     name: str
     title: str
     label: str
-    measure: Callable[[Row], float]
+    measure: Callable[[Summary, Row], float]
     note: str = ""
 
 
-BYTES = Axis("bytes", "Accuracy against bytes", "bytes moved", lambda row: float(row["bytes"]))
+BYTES = Axis("bytes", "Accuracy against bytes", "bytes moved", lambda run, row: float(row["bytes"]))
 COMPUTE = Axis(
     "compute",
     "Accuracy against compute",
     "forward + 2 × backward samples",
-    lambda row: float(row["forward"] + 2 * row["backward"]),
+    lambda run, row: float(row["forward"] + 2 * row["backward"]),
     "Samples that went through a network, backward counted twice. ",
 )
 STEPS = Axis(
     "steps",
     "Accuracy after every hop or round",
     "hop or round",
-    lambda row: float(row["step"]),
+    lambda run, row: float(row["step"]),
     "A hop of a sequential method, else a round. ",
 )
 
 
-def curves(number: int, groups: Sequence[Group]) -> list[Drawing]:
-    """Draw the three figures of one setting, without those that would show nothing."""
-    drawn = [_draw(axis, number, groups) for axis in (BYTES, COMPUTE, STEPS)]
+def curves(number: int, groups: Sequence[Group], devices: Devices | None = None) -> list[Drawing]:
+    """Draw the figures of one setting, without those that would show nothing; with devices, one over simulated time."""
+    axes = (BYTES, COMPUTE, STEPS) if devices is None else (BYTES, COMPUTE, STEPS, _time(groups, devices))
+    drawn = [_draw(axis, number, groups) for axis in axes]
     return [drawing for drawing in drawn if drawing]
+
+
+def _time(groups: Sequence[Group], devices: Devices) -> Axis:
+    """Return the axis of simulated time for these groups."""
+    clocks = {run.folder: simulated(run, devices) for group in groups for run in group.runs}
+
+    def seconds(run: Summary, row: Row) -> float:
+        clock = clocks[run.folder]
+        return clock.seconds[row["step"] - 1] if clock else 0.0
+
+    note = "What the run would have taken on the devices that the report was given, from its bytes and passes. "
+    return Axis("time", "Accuracy over simulated time", "simulated seconds", seconds, note)
 
 
 def track(group: Group, axis: Axis, metric: str = "accuracy") -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return (s, t) what was spent and (s, t) the metric, shares in per cent, for each seed and each evaluated step."""
     steps = [{row["step"]: row for row in run.metrics if row.get(metric) is not None} for run in group.runs]
     common = [step for step in steps[0] if all(step in rows for rows in steps)]
-    spent = np.array([[axis.measure(rows[step]) for step in common] for rows in steps])
+    pairs = list(zip(group.runs, steps, strict=True))
+    spent = np.array([[axis.measure(run, rows[step]) for step in common] for run, rows in pairs])
     return spent, np.array([[group.shown.scale * rows[step][metric] for step in common] for rows in steps])
 
 

@@ -23,6 +23,7 @@ from ekiden.reporting.models import Opened, Opener, accuracies
 from ekiden.reporting.runs import Found, Group, collect
 from ekiden.reporting.style import Drawing, Heading, Missing, Value, as_csv, data_uri, look, publish
 from ekiden.reporting.tables import PlainTable, ResultTable, commands, costs, environments, promises, results
+from ekiden.results.clock import Devices
 from ekiden.results.result import ModelSource
 
 Item = ResultTable | PlainTable | Drawing | Heading | Missing
@@ -65,7 +66,7 @@ class Details:
     closed: tuple[Missing, ...]
 
 
-def compose(found: Found, details: int, say: Say, opener: Opener) -> Iterator[Section]:
+def compose(found: Found, details: int, say: Say, opener: Opener, devices: Devices | None = None) -> Iterator[Section]:
     """Return all sections, each made when it is asked for.
 
     Args:
@@ -73,11 +74,12 @@ def compose(found: Found, details: int, say: Say, opener: Opener) -> Iterator[Se
         details: number of methods that get their own figures; with 0 no data are read.
         say: shows a line of progress to the user.
         opener: reads the data and models of a run.
+        devices: for curves over simulated time.
     """
     yield _section("results", "Results", "Results", "", results(found))
     yield _section("cost", "Cost", "What it took", _COST, _each(found, lambda i, s, g: [costs(s, i, g)]))
     say("curves")
-    drawn = _each(found, lambda i, s, g: curves(i, g))
+    drawn = _each(found, lambda i, s, g: curves(i, g, devices))
     yield _section("curves", "Curves", "Accuracy against bytes, compute and steps", _CURVES, drawn)
     say("reading data and models")
     chosen = _details(found, details, opener)
@@ -280,6 +282,7 @@ def report(
     *,
     data: FederatedData | None = None,
     network: ModelSource | None = None,
+    devices: Devices | None = None,
 ) -> Found:
     """Write the report on some runs into a folder. Only an older report there is replaced.
 
@@ -290,6 +293,7 @@ def report(
         say: tells the user what is being done.
         data: the data of runs that were given them in Python.
         network: the network of such runs, if it is not in the library.
+        devices: for curves over simulated time.
     """
     _check(out)
     out = out.resolve()
@@ -301,7 +305,7 @@ def report(
         with look():
             sections = [
                 (section, [_view(item, building) for item in section.items])
-                for section in compose(found, details, say, Opener(data, network))
+                for section in compose(found, details, say, Opener(data, network), devices)
                 if section.items
             ]
         (building / "index.html").write_text(_render(found, sections), encoding="utf-8")

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
 from math import nan
@@ -21,13 +21,14 @@ from ekiden.data.samples import Dataset, FederatedData, Samples, said_in
 from ekiden.data.tasks import Metric, Task, task_of
 from ekiden.engine.drive import Row
 from ekiden.engine.evaluation import Built, TestSet
-from ekiden.engine.folder import settings_in
+from ekiden.engine.folder import PassesOf, settings_in
 from ekiden.engine.method import State
 from ekiden.engine.networks import as_module
 from ekiden.engine.setup import check_model, resolved_hardware, why_unusable
 from ekiden.engine.subgroups import divisions
 from ekiden.engine.transport import Transfer
 from ekiden.engine.worker import Setup, Worker
+from ekiden.results.clock import Devices, Timed, devices_of, timed
 from ekiden.results.coefficients import Coefficient, coefficients
 from ekiden.results.recalibration import Recalibrated, Recalibration, recalibration_in
 from ekiden.training.weights import Weights
@@ -158,6 +159,7 @@ class Result:
         config: the settings of the run, as in `config.json`.
         models: returns `weights` and `personal`.
         data: returns the run's own data.
+        passes: what each task computed.
     """
 
     state: State
@@ -168,6 +170,7 @@ class Result:
     config: Mapping[str, Any]
     models: Callable[[], Models]
     data: Callable[[], FederatedData] = _elsewhere
+    passes: PassesOf = field(default_factory=dict)
 
     @cached_property
     def _models(self) -> Models:
@@ -265,6 +268,17 @@ class Result:
     def bytes(self) -> int:
         """Bytes that the method moved."""
         return sum(row.bytes for row in self.ledger)
+
+    def simulated(self, devices: str | os.PathLike[str] | Devices = "equal") -> Timed:
+        """Return how long the run would have taken on other devices, from the bytes and passes that it counted.
+
+        Args:
+            devices: "equal", "hospitals", "phones", a TOML file, or `ekiden.Devices`; see docs/time.md.
+
+        Raises:
+            UserError: there are no such devices.
+        """
+        return timed(devices_of(devices), self.clients, len(self.metrics), self.ledger, self.passes)
 
     def load_model(self, *, client: str = "") -> LoadedModel:
         """Return the model as a module that takes raw samples; see `ekiden.load_model`.

@@ -6,6 +6,7 @@ pickles. A job that is requeued executes its command again, and the run continue
 
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -45,31 +46,38 @@ class Command:
 
 def execute(
     jobs: Sequence[LaunchedRun],
-    commands: Sequence[Sequence[str]],
+    file: Path,
+    budget: str,
+    device: str,
     place: str,
-    logs: Path,
     settings: Mapping[str, str | int],
     report: Callable[[Event | RunEnd], None],
 ) -> None:
-    """Submit all runs, and report how they go on until all have ended. If this process ends, the jobs go on.
+    """Submit runs of a sweep, and report how they go on until all have ended. If this process ends, the jobs go on.
+
+    What jobs print, and what submitit stores, is in the folder `jobs` of the sweep.
 
     Args:
         jobs: the runs.
-        commands: what executes each of them.
+        file: the experiment file.
+        budget: how much of it.
+        device: instead of the file's; empty for that one.
         place: one of `CLUSTERS`.
-        logs: folder for what jobs print, and for what submitit stores.
         settings: further parameters of submitit's `AutoExecutor`.
         report: called with what happens.
     """
     require_extra("submitit", f"--on {place}", "submitit")
-    executor = submitit.AutoExecutor(folder=logs, cluster=CLUSTERS[place])
+    out, track = jobs[0].folder.parent, jobs[0].track
+    command = [sys.executable, "-m", "ekiden", "sweep", str(file), "--budget", budget, "--device", device]
+    command += ["--out", str(out), *(["--track", *track] if track else []), "--job"]
+    executor = submitit.AutoExecutor(folder=out / "jobs", cluster=CLUSTERS[place])
     cores = max(job.plan.workers * max(1, job.plan.hardware.threads) for job in jobs)
     try:
         executor.update_parameters(**{"name": "ekiden", "timeout_min": _DAY, "cpus_per_task": cores, **settings})
     except (NameError, ValueError, TypeError) as error:
         raise UserError(f"--queue: {error}") from None
     with executor.batch():
-        sent = [executor.submit(Command(words, os.getcwd())) for words in commands]
+        sent = [executor.submit(Command([*command, job.folder.name], os.getcwd())) for job in jobs]
     waiting = dict(enumerate(sent))
     steps = dict.fromkeys(waiting, -1)
     while waiting:

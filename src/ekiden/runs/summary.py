@@ -25,12 +25,14 @@ from ekiden.data.samples import said_in
 from ekiden.data.tasks import Metric, Scores
 from ekiden.engine import evaluation
 from ekiden.engine.drive import told
-from ekiden.engine.folder import read_config, read_ledger, read_lines, settings_in
+from ekiden.engine.folder import read_config, read_ledger, read_lines, read_passes, settings_in
 from ekiden.engine.method import Method
 from ekiden.engine.store import load
+from ekiden.engine.transport import Transfer
 from ekiden.engine.wire import SERVER
 from ekiden.methods import known
 from ekiden.recipe import recipe_of
+from ekiden.results.clock import Devices, Timed, timed
 from ekiden.results.coefficients import Coefficient
 from ekiden.results.result import coefficients_in, flat, task_in
 from ekiden.runs.plan import in_memory
@@ -107,9 +109,18 @@ def _environment(folder: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def as_record(run: Summary) -> dict[str, Any]:
+def simulated(run: Summary, devices: Devices | None) -> Timed | None:
+    """Return how long a run would have taken on these devices; None without devices, or of a record."""
+    if devices is None or run.recorded:
+        return None
+    ledger = [Transfer(**row) for row in read_ledger(run.folder)]
+    with at(str(run.folder)):
+        return timed(devices, list(run.config["clients"]), len(run.metrics), ledger, read_passes(run.folder))
+
+
+def as_record(run: Summary, devices: Devices | None = None) -> dict[str, Any]:
     """Return a run as plain values, for `--json`."""
-    config, metric = run.config, headline(run)
+    config, metric, clock = run.config, headline(run), simulated(run, devices)
     return {
         "folder": str(run.folder),
         "method": config["recipe"]["method"],
@@ -124,12 +135,13 @@ def as_record(run: Summary) -> dict[str, Any]:
         "value": value_of(run, metric.name),
         **{name: run.last.get(name, 0) for name in COUNTED},
         "seconds": run.seconds,
+        **({"simulated": clock._asdict()} if clock else {}),
         "metrics": run.metrics,
         **({"coefficients": [one.to_json() for one in found]} if (found := coefficients_of(run)) else {}),
     }
 
 
-def compared(summaries: Iterable[Summary]) -> list[dict[str, Any]]:
+def compared(summaries: Iterable[Summary], devices: Devices | None = None) -> list[dict[str, Any]]:
     """Return the rows of `comparison` as plain values: shares as numbers from 0 to 1, means over finished runs."""
     rows = []
     for group in _grouped(summaries).values():
@@ -137,6 +149,7 @@ def compared(summaries: Iterable[Summary]) -> list[dict[str, Any]]:
         one = next(iter(group.values()))
         metric = headline(done[0] if done else one)
         values = [value for run in done if (value := value_of(run, metric.name)) is not None]
+        clocks = [clock for run in done if (clock := simulated(run, devices))]
         rows.append(
             {
                 "method": label(one.config),
@@ -149,11 +162,20 @@ def compared(summaries: Iterable[Summary]) -> list[dict[str, Any]]:
                 "std": stdev(values) if len(values) > 1 else None,
                 **{name: mean(run.last[name] for run in done) if done else None for name in COUNTED},
                 "seconds": mean(run.seconds for run in done) if done else None,
+                **({"simulated": _took(clocks), "computing": _computed(clocks)} if devices else {}),
                 "diverged": sum(bool(run.last.get("diverged")) for run in done),
                 "folders": [str(run.folder) for run in group.values()],
             }
         )
     return rows
+
+
+def _took(clocks: Sequence[Timed]) -> float | None:
+    return mean(clock.seconds[-1] for clock in clocks) if clocks else None
+
+
+def _computed(clocks: Sequence[Timed]) -> float | None:
+    return mean(clock.computing for clock in clocks) if clocks else None
 
 
 def _grouped(summaries: Iterable[Summary]) -> dict[str, dict[int, Summary]]:
@@ -166,8 +188,11 @@ def _grouped(summaries: Iterable[Summary]) -> dict[str, dict[int, Summary]]:
     return groups
 
 
-def comparison(summaries: Iterable[Summary]) -> Table:
-    """Return a table with a row for all runs that differ only in the seed: mean ± standard deviation over the seeds."""
+def comparison(summaries: Iterable[Summary], devices: Devices | None = None) -> Table:
+    """Return a table with a row for all runs that differ only in the seed: mean ± standard deviation over the seeds.
+
+    With devices it also has the simulated time on them, and the share of it in which clients compute.
+    """
     groups = _grouped(summaries)
     shown = {(m := headline(s)).name: m for group in groups.values() for s in group.values() if s.metrics}
     one = next(iter(shown.values())) if len(shown) == 1 else None
@@ -178,7 +203,9 @@ def comparison(summaries: Iterable[Summary]) -> Table:
     table.add_column("data")
     every = [run for group in groups.values() for run in group.values()]
     known = one is not None and one.name == "accuracy" and any("majority" in run.last for run in every)
-    for column in ("seeds", heading, *(("majority guess %",) * known), "bytes moved", "forward", "backward", "time"):
+    clocked = ("simulated time", "computing") if devices else ()
+    columns = ("seeds", heading, *(("majority guess %",) * known), "bytes moved", "forward", "backward", "time")
+    for column in (*columns, *clocked):
         table.add_column(column, justify="right")
     for group in groups.values():
         done = [s for s in group.values() if s.finished]
@@ -197,8 +224,15 @@ def comparison(summaries: Iterable[Summary]) -> Table:
             size(mean(s.last["bytes"] for s in done)),
             *(f"{mean(s.last[kind] for s in done):,.0f}" for kind in ("forward", "backward")),
             duration(mean(s.seconds for s in done)),
+            *(_clocked([clock for s in done if (clock := simulated(s, devices))]) if devices else ()),
         )
     return table
+
+
+def _clocked(clocks: Sequence[Timed]) -> tuple[str, str]:
+    """Return the simulated time, and the share of it in which clients computed; dashes if it is not known."""
+    took, computed = _took(clocks), _computed(clocks)
+    return ("-", "-") if took is None or computed is None else (duration(took), f"{computed:.1%}")
 
 
 def _majority(runs: Sequence[Summary]) -> str:
@@ -288,15 +322,19 @@ def going_on(run: Summary) -> str:
     return f"{why}, so continue it there: `ekiden.resume({str(run.folder)!r}{given})`"
 
 
-def shown(folder: Path) -> list[str | Table]:
+def shown(folder: Path, devices: Devices | None = None) -> list[str | Table]:
     """Return what `ekiden show` prints: texts and tables."""
     run = summarise(folder)
+    clock = simulated(run, devices)
     attempts = read_lines(folder / "attempts.jsonl", "lost_transfers")
     lost = sum(row["bytes"] for attempt in attempts for row in attempt["lost_transfers"])
     again = f"started {counted(len(attempts), 'time')}; bytes moved in steps that were lost: {size(lost)}"
-    said = (notes(run), network(run), sums(run), privacy(run.config), again)
+    took = ""
+    if clock and clock.seconds:
+        took = f"simulated time: {duration(clock.seconds[-1])}, in {clock.computing:.1%} of which clients computed"
+    said = (notes(run), network(run), sums(run), privacy(run.config), took, again)
     table = estimates(run)
-    parts: list[str | Table] = [label(run.config), about(run), steps(run), *([table] if table else []), *said]
+    parts: list[str | Table] = [label(run.config), about(run), steps(run, clock), *([table] if table else []), *said]
     return [part for part in parts if part]
 
 
@@ -393,12 +431,12 @@ def _crossed(row: dict[str, Any]) -> int:
     return int(row["sent"] + row["received"] + row["engine"])
 
 
-def steps(run: Summary) -> Table:
-    """Return a table with one row per step."""
+def steps(run: Summary, clock: Timed | None = None) -> Table:
+    """Return a table with one row per step; with a clock, also when it was done in simulated time."""
     moved: dict[int, list[str]] = defaultdict(list)
     for row in read_ledger(run.folder):
         moved[row["step"] + 1].append(f"{row['source']} → {row['target']} {size(row['bytes'])}")
-    table = Table()
+    table, seconds = Table(), dict(enumerate(clock.seconds, 1)) if clock else {}
     sized = any("parameters" in row for row in run.metrics)  # if the result is not the clients' own network
     metric = headline(run)
     for column in (
@@ -407,6 +445,7 @@ def steps(run: Summary) -> Table:
         "loss",
         f"worst client{metric.unit}",
         *(["parameters"] if sized else []),
+        *(["simulated time"] if clock else []),
     ):
         table.add_column(column, justify="right")
     table.add_column("what moved")
@@ -417,6 +456,7 @@ def steps(run: Summary) -> Table:
         transfers = moved[row["step"]]
         more = f" and {len(transfers) - 3} more" if len(transfers) > 3 else ""
         count = [str(row.get("parameters", ""))] if sized else []
+        count += [duration(when)] if (when := seconds.get(row["step"])) is not None else []
         table.add_row(str(row["step"]), *values, worst, *count, ", ".join(transfers[:3]) + more)
     return table
 

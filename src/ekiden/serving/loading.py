@@ -14,7 +14,7 @@ from ekiden.base.files import path_of
 from ekiden.data.kinds import from_json
 from ekiden.data.samples import FederatedData, said_in
 from ekiden.engine.evaluation import Built
-from ekiden.engine.folder import config_digest, read_config, read_ledger, read_lines, read_state
+from ekiden.engine.folder import config_digest, read_config, read_ledger, read_lines, read_passes, read_state
 from ekiden.engine.method import Method
 from ekiden.engine.networks import GivenNetwork, Made, NamedNetwork, Prepared, as_module, of_method, read_model
 from ekiden.engine.transport import Transfer
@@ -68,7 +68,8 @@ def open_run(folder: str | os.PathLike[str], *, network: ModelSource | None = No
     # Rows of a step that was interrupted by a kill do not count.
     metrics = [row for row in read_lines(run.folder / "metrics.jsonl", "step") if row["step"] <= state.step]
     ledger = [Transfer(**row) for row in read_ledger(run.folder) if row["step"] < state.step]
-    return Result(state, tuple(metrics), tuple(ledger), run.folder, run.build, run.config, run.models, run.data)
+    passes = read_passes(run.folder)
+    return Result(state, tuple(metrics), tuple(ledger), run.folder, run.build, run.config, run.models, run.data, passes)
 
 
 def open_models(folder: Path, *, network: ModelSource | None = None) -> Result:

@@ -81,7 +81,7 @@ class Simulation(Transport):
         self._written = dict(start.written or {})
         if start.written is None:
             self._written = {client: str(self._store(client).written) for client in self._touched}
-        self._work = Work()
+        self._work: dict[Ref[Any], Work] = {}
         self._trained: dict[str, Weights] = {}
 
     def submit(self, request: Request) -> None:
@@ -106,7 +106,7 @@ class Simulation(Transport):
         self._finish(ref)
         return self._store(ref.owner).get(ref.key)
 
-    def commit(self, step: int, live: frozenset[Ref[Any]]) -> Work:
+    def commit(self, step: int, live: frozenset[Ref[Any]]) -> Mapping[Ref[Any], Work]:
         """Write what the state after `step` steps needs."""
         for ref in live:
             self._finish(ref)
@@ -121,7 +121,7 @@ class Simulation(Transport):
                 self._written[client] = str(store.written)
         self._touched |= set(self._live) | set(keys)
         self._live, self._running, self._last = keys, {}, {}
-        work, self._work = self._work, Work()
+        work, self._work = self._work, {}
         return work
 
     def written(self) -> Mapping[str, str]:
@@ -154,7 +154,7 @@ class Simulation(Transport):
         del self._running[ref]
         self._store(ref.owner).put(ref.key, outcome.value, outcome.private)
         self._touched.add(ref.owner)
-        self._work.add(outcome.work)
+        self._work[ref] = outcome.work
         if outcome.trained is not None:
             self._trained[ref.owner] = outcome.trained
 

@@ -229,7 +229,7 @@ class _Ray(Transport):
             return self._done[ref].size
         return int(_got(self._home(ref.owner).size.remote(ref.owner, ref.key)))
 
-    def commit(self, step: int, live: frozenset[Ref[Any]]) -> Work:
+    def commit(self, step: int, live: frozenset[Ref[Any]]) -> Mapping[Ref[Any], Work]:
         """Wait for all tasks, and write what the state after `step` steps needs."""
         for ref in list(self._running):
             self._finish(ref)
@@ -239,10 +239,7 @@ class _Ray(Transport):
             self._written |= {client: str(when) for client, when in written.items()}
         self._touched |= set(self._live) | set(keys)
         self._live = keys
-        work = Work()
-        for done in self._done.values():
-            work.add(Work(done.forward, done.backward))
-        return work
+        return {ref: Work(done.forward, done.backward) for ref, done in self._done.items()}
 
     def written(self) -> Mapping[str, str]:
         """Return after how many steps each client's private state was last written."""

@@ -457,7 +457,8 @@ def _go(
     if metrics and (line := divergence(metrics[-1], agreed.labels.guess(agreed.outputs), plan.recipe.training.lr)):
         say(line)
     models = weights, tuple(personal)
-    return Result(end.state, metrics, ledger, folder, build, read_config(folder), lambda: models)
+    config, passes = read_config(folder), dict(end.trace.passes)
+    return Result(end.state, metrics, ledger, folder, build, config, lambda: models, passes=passes)
 
 
 def _append(folder: RunFolder, file: str, row: Crossing | Record | SignedTally) -> None:

@@ -240,7 +240,7 @@ class Remote(Transport):
             self._receive(ref)
         return self._sizes[ref]
 
-    def commit(self, step: int, live: frozenset[Ref[Any]]) -> Work:
+    def commit(self, step: int, live: frozenset[Ref[Any]]) -> Mapping[Ref[Any], Work]:
         """Wait for all tasks. Then their outcomes are on the silos' disks."""
         for ref in list(self._running):
             try:
@@ -249,11 +249,11 @@ class Remote(Transport):
                 if ref in live:
                     raise
                 del self._running[ref]
-        work = Work()
+        work: dict[Ref[Any], Work] = {}
         for ref, (its, record) in self._done.items():
             if self._step in self._void.get(ref.owner, ()):
                 continue  # as if it had done nothing in this step
-            work.add(its)
+            work[ref] = its
             if record is not None:
                 self._note(record)
         self._done = {}

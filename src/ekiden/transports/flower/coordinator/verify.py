@@ -423,7 +423,9 @@ def sizes_of(signed: Signed) -> Callable[[Any], int]:
 
 def _transfer(row: Transfer) -> str:
     size = "missing" if row.missing else f"{row.bytes} bytes"
-    return f"step {row.step + 1}, {row.source} to {row.target} for {row.task}, {size}"
+    return (
+        f"step {row.step + 1}, {row.source} to {row.target} for {row.task}, {size}{f' ({row.value})' * bool(row.value)}"
+    )
 
 
 def _short(value: Any) -> str:
@@ -431,7 +433,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
-_NOTES = ("network.jsonl", "times.jsonl", "attempts.jsonl", "environment.json", "link.json")
+_NOTES = ("network.jsonl", "passes.jsonl", "times.jsonl", "attempts.jsonl", "environment.json", "link.json")
 NOTES = "notes"
 MODELS_ONLY = ("consensus", "parameters")
 """entries that follow from models and not from counts"""
