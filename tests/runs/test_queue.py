@@ -225,7 +225,7 @@ def test_a_job_that_the_queue_interrupts_is_requeued_and_goes_on(
     said, _ = swept.communicate(timeout=400)
     assert swept.returncode == 0, said
     assert not Path(f"/proc/{executing}").exists()
-    log = "".join(file.read_text() for file in alone.glob("there/jobs/*_log.err"))
+    log = "".join(file.read_text() for file in alone.glob("there/jobs/*_log.out"))
     assert "Requeued job" in log
     same_bits(run, alone)
 
