@@ -31,7 +31,7 @@ WIDTH, CLIENTS, BATCH, TURNS = 4096, 4, 2, 3
 TRAINING = Training(optimizer="sgd", lr=0.01, weight_decay=0.0, batch_size=BATCH, select="last")
 
 
-def network(megabytes: int) -> nn.Module:
+def network(megabytes: int) -> nn.Linear:
     """Make a network of this size: 4,096 features, and as many outputs as it takes."""
     return nn.Linear(WIDTH, megabytes * 10**6 // (4 * WIDTH), bias=False)
 

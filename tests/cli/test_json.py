@@ -45,7 +45,7 @@ def test_run_and_resume_print_only_json_on_standard_output(tmp_path: Path) -> No
         done = ekiden(*line, "--json", folder=tmp_path)
         (run,) = json.loads(done.stdout)
         listed = set(re.findall(r"^\| `(\w+)`", PAGE.split("`ekiden resume`")[1].split("\n## ")[0], re.MULTILINE))
-        assert listed - {"coefficients"} == run.keys(), "which regressions alone have"
+        assert listed - {"coefficients", "simulated"} == run.keys(), "which regressions and `show --devices` alone have"
         assert run["finished"]
         assert run["metrics"][-1]["accuracy"] == run["value"]
         assert "samples:" in done.stderr

@@ -13,7 +13,7 @@ from ekiden import Devices
 from ekiden.base.errors import UserError
 from ekiden.base.seeds import derive
 from ekiden.data.samples import FederatedData
-from ekiden.engine.folder import Passes
+from ekiden.engine.folder import TaskPasses
 from ekiden.engine.method import Method
 from ekiden.engine.transport import Transfer
 from ekiden.engine.wire import SERVER
@@ -36,9 +36,9 @@ class Given(Devices):
         return usual._replace(speed=usual.speed / 10) if party in self.slow else usual
 
 
-def train(client: str, step: int, seconds: int, call: int = 0, task: str = "train") -> Passes:
+def train(client: str, step: int, seconds: int, call: int = 0, task: str = "train") -> TaskPasses:
     """A task that takes so many seconds on `PLAIN`: forward, and backward at twice the price."""
-    return Passes(client, f"{step}-{call}-{task}", 4 * seconds, 3 * seconds)
+    return TaskPasses(client, f"{step}-{call}-{task}", 4 * seconds, 3 * seconds)
 
 
 def moved(step: int, source: str, target: str, size: int, value: str = "", task: str = "train") -> Transfer:
@@ -62,7 +62,7 @@ def star(step: int, *clients: str) -> list[Transfer]:
 def test_a_star_waits_for_the_slowest() -> None:
     clients = ("a", "b", "c")
     passes = {step: [train(client, step, 2) for client in clients] for step in range(2)}
-    passes[1] += [Passes(SERVER, "", 50, 0)]
+    passes[1] += [TaskPasses(SERVER, "", 50, 0)]
     given = Given(speed=10, upload=100, download=50, latency=1, slow=("b",))
     found = timed(given, clients, 2, [*star(0, *clients), *star(1, *clients)], passes)
     first = 20 + 1 + 1  # b trains ten times as long; upload
@@ -86,10 +86,10 @@ def ring(step: int, *clients: str) -> list[Transfer]:
 def test_in_gossip_a_client_waits_for_its_neighbours_only() -> None:
     ledger = [row for step in range(2) for row in ring(step, *"abcd")]
 
-    def passes(slow: str) -> dict[int, list[Passes]]:
+    def passes(slow: str) -> dict[int, list[TaskPasses]]:
         """In each step one client needs 20 s, and the others 2 s."""
         trained = ((step, name, 20 if name == slow[step] else 2) for step in range(2) for name in "abcd")
-        found: dict[int, list[Passes]] = {0: [], 1: []}
+        found: dict[int, list[TaskPasses]] = {0: [], 1: []}
         for step, name, seconds in trained:
             found[step] += [train(name, step, seconds), train(name, step, 0, 1, "mix")]
         return found

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from ekiden.base.errors import UserError
 from ekiden.engine.federation import Fed, Note
-from ekiden.engine.folder import Marks, Passes, RunFolder, Trace
+from ekiden.engine.folder import Marks, RunFolder, TaskPasses, Trace
 from ekiden.engine.method import INITIAL, HasModel, Method, Model, State
 from ekiden.engine.transport import ClientMissing, Request, Transfer, Transport, live_refs, refs
 from ekiden.engine.wire import SERVER, Ref
@@ -58,10 +58,10 @@ class _Report:
 
     def counted(self, step: int, tasks: Mapping[Ref[Any], Work], server: Work) -> dict[str, int]:
         """Note the compute of a step, and return what the run has moved and computed so far."""
-        done = [Passes(ref.owner, ref.key, work.forward, work.backward) for ref, work in tasks.items()]
+        done = [TaskPasses(ref.owner, ref.key, work.forward, work.backward) for ref, work in tasks.items()]
         done = sorted(done, key=lambda one: (one.party, one.call))
         if server != Work():
-            done.append(Passes(SERVER, "", server.forward, server.backward))
+            done.append(TaskPasses(SERVER, "", server.forward, server.backward))
         self._trace.passes[step] = tuple(done)
         if self._folder:
             self._folder.computed(step, done)

@@ -90,7 +90,7 @@ _OPTIONAL: dict[str, type | tuple[type, ...]] = {
 }
 
 
-class Passes(NamedTuple):
+class TaskPasses(NamedTuple):
     """What a task computed.
 
     Attributes:
@@ -111,7 +111,7 @@ class Passes(NamedTuple):
         return int(self.value.split("-", 2)[1])
 
 
-PassesOf = Mapping[int, Sequence[Passes]]
+PassesOf = Mapping[int, Sequence[TaskPasses]]
 """What was computed in each step, counted from 0."""
 
 
@@ -127,7 +127,7 @@ class Trace:
 
     metrics: list[Mapping[str, Any]] = field(default_factory=list)
     ledger: list[Transfer] = field(default_factory=list)
-    passes: dict[int, Sequence[Passes]] = field(default_factory=dict)
+    passes: dict[int, Sequence[TaskPasses]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ class RunFolder:
         """Note a transfer as it happens."""
         self.append("ledger.jsonl", vars(row))
 
-    def computed(self, step: int, tasks: Sequence[Passes]) -> None:
+    def computed(self, step: int, tasks: Sequence[TaskPasses]) -> None:
         """Note what the tasks of a step computed."""
         self.append(_PASSES, {"step": step, "tasks": tasks})
 
@@ -377,13 +377,13 @@ def read_ledger(folder: Path) -> list[dict[str, Any]]:
     return read_lines(folder / "ledger.jsonl", *(f.name for f in fields(Transfer)))
 
 
-def read_passes(folder: Path) -> dict[int, Sequence[Passes]]:
+def read_passes(folder: Path) -> dict[int, Sequence[TaskPasses]]:
     """Return what each task of each step computed, as a run folder has it."""
-    found: dict[int, Sequence[Passes]] = {}
+    found: dict[int, Sequence[TaskPasses]] = {}
     for row in read_lines(folder / _PASSES, "step", "tasks"):
         try:
             found[int(row["step"])] = tuple(
-                Passes(str(party), str(value), int(forward), int(backward))
+                TaskPasses(str(party), str(value), int(forward), int(backward))
                 for party, value, forward, backward in row["tasks"]
             )
         except (TypeError, ValueError):

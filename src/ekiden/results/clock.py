@@ -18,7 +18,7 @@ from typing import NamedTuple
 from ekiden.base.checks import Checked, CountOrZero, NonNegative, Positive, made, reading
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.seeds import derive
-from ekiden.engine.folder import Passes, PassesOf
+from ekiden.engine.folder import PassesOf, TaskPasses
 from ekiden.engine.transport import Transfer
 from ekiden.engine.wire import SERVER
 
@@ -174,14 +174,14 @@ class _Clock:
         self._received: dict[str, float] = defaultdict(float)  # when its download is free
         self._ready: dict[tuple[str, str], float] = {}  # when a value was made
         self._coming: dict[tuple[str, str], list[tuple[float, float]]] = {}  # values on the way to a task
-        self._tasks: dict[str, Iterator[Passes]] = {}  # of this step, those that are left
+        self._tasks: dict[str, Iterator[TaskPasses]] = {}  # of this step, those that are left
         self._began = 0.0
 
-    def step(self, moved: Sequence[Transfer], passes: Sequence[Passes]) -> None:
+    def step(self, moved: Sequence[Transfer], passes: Sequence[TaskPasses]) -> None:
         """Do a step."""
         self._began = self._free[SERVER]
         before = self.now
-        tasks: dict[str, list[Passes]] = defaultdict(list)
+        tasks: dict[str, list[TaskPasses]] = defaultdict(list)
         for one in passes:
             tasks[one.party].append(one)
         at_server = tasks.pop(SERVER, [])
@@ -230,7 +230,7 @@ class _Clock:
             self._received[party] = max(there, self._received[party] + lasting)
             self._free[party] = max(self._free[party], self._received[party])
 
-    def _duration(self, task: Passes) -> float:
+    def _duration(self, task: TaskPasses) -> float:
         return (task.forward + _BACKWARD * task.backward) / self._device(task.party).speed
 
     def _device(self, party: str) -> Device:
