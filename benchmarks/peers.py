@@ -273,7 +273,7 @@ def main() -> None:
     ours = 0.0
     for name, (package, _) in SYSTEMS.items():
         try:
-            number = version(package)
+            number = "this checkout" if name == "Ekiden" else version(package)
         except PackageNotFoundError:
             print(f"{name} is not installed: left out", file=sys.stderr)
             continue
