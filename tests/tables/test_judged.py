@@ -9,7 +9,7 @@ import pytest
 from ekiden.tables import experiment, ledger, sweep
 from ekiden.tables.experiment import Published
 from ekiden.tables.ledger import Line
-from ekiden.tables.verdicts import Comparison
+from ekiden.tables.verdicts import Comparison, names
 
 ROOT = Path(__file__).parents[2]
 FILE = """
@@ -104,6 +104,12 @@ def test_kept_lines_are_judged_as_lines_are_today(alone: Path) -> None:
     table = "**A minus the others**\n\n|  | B |\n|---|---|\n| digits | +1.00 ± 0.50 |\n"
     assert f"8 of 8 cells, 24 runs.\n\n{table}" in page
     assert ledger.page([], page) == page, "once judged, it stays as it is"
+
+
+@pytest.mark.parametrize("label", ["votes", "votes (N models)"])
+def test_a_method_with_many_models_is_marked_once(label: str) -> None:
+    table = experiment.parsed(FILE.replace('"votes"', f'"{label}"'), "table", "paper", "table.toml")
+    assert names(table.cells[-1], table) == ("votes (N models)", "digits")
 
 
 def test_kept_lines_take_the_printed_values_of_today(alone: Path) -> None:

@@ -282,9 +282,14 @@ def ranks(experiment: Experiment, results: Sequence[CellResult]) -> dict[str, in
 
 
 def names(cell: Cell, experiment: Experiment) -> tuple[str, str]:
-    """Return a cell's row and column. The method among them is marked if its result is not one model."""
+    """Return a cell's row and column. The method among them is marked if its result is not one model.
+
+    A label that has the mark already keeps one.
+    """
     mark = " (N models)" if cell.plan and cell.plan.recipe.method.traits.joins_models else ""
-    return (cell.row + mark, cell.column) if experiment.methods_in_rows else (cell.row, cell.column + mark)
+    if experiment.methods_in_rows:
+        return cell.row.removesuffix(mark) + mark, cell.column
+    return cell.row, cell.column.removesuffix(mark) + mark
 
 
 def ours(result: CellResult) -> str:
