@@ -1,0 +1,48 @@
+"""Private FedGram over a real SuperLink and SuperNodes: the noise is the silos' own, and their ledgers count it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from ekiden.methods import FedGram
+from ekiden.training.private import DP
+from tests.e2e.silos import NAMES, Federation, expected, running
+
+pytestmark = [
+    pytest.mark.flower,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("flower"),
+    pytest.mark.filterwarnings("ignore::ekiden.base.errors.DivergenceWarning"),  # 1,296 digits are few for the noise
+]
+PROMISE = "epsilon=5,delta=0.0001,clip=0.3,honest=3"
+LIMITS = "[limits]\nhonest = 3\nepsilon = 8.0\ndelta = 0.001\n"
+
+
+def start(federation: Federation, name: str) -> None:
+    file = federation.folder / f"{name}.toml"
+    file.write_text(file.read_text().replace("[limits]\n", LIMITS))
+    federation.start_silo(name)
+
+
+def test_noisy_sums_between_silos_are_charged_once(tmp_path: Path) -> None:
+    """What does not depend on noise has the bits of a simulation with the seed; the classifier has other noise."""
+    (tmp_path / "fed").mkdir()
+    with running(tmp_path / "fed", start) as federation:
+        ledgers = [federation.folder / f"{name}-silo" / "privacy.jsonl" for name in NAMES]
+        said = federation.run("fedgram", "--width", "60", "--dp", PROMISE, "--out", "runs", timeout=500)
+        there = federation.folder / "runs" / "fedgram-flower-seed3"
+        assert (there / "model.safetensors").exists(), said
+        method = FedGram(width=60, dictionary="seed", min_active=10)
+        expected(method, here := tmp_path / "here", dp=DP.parse(PROMISE))
+        assert (there / "ledger.jsonl").read_bytes() == (here / "ledger.jsonl").read_bytes()
+        one, two = (load_file(folder / "model.safetensors") for folder in (there, here))
+        assert one.keys() == two.keys()
+        differ = {name for name in one if not one[name].equal(two[name])}
+        assert differ
+        assert all(one[name].shape[0] == 10 for name in differ)  # weights and biases of the classifier
+        spent = [json.loads(line) for ledger in ledgers for line in ledger.read_text().splitlines()]
+        assert [(line["epsilon"], line["steps"]) for line in spent] == [(5.0, 1)] * 3
+        assert len({line["mark"] for line in spent}) == 3
+        assert len({line["run"] for line in spent}) == 1
