@@ -119,6 +119,7 @@ CHANGES: dict[str, Any] = {
     "measures": "another",
     "data": "another",
     "validation": True,
+    "by": ("sex",),
 }
 
 

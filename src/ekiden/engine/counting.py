@@ -379,7 +379,9 @@ def group_of(p: Tensor) -> Tensor:
 def joined(rows: Tensor, least: int) -> Tensor:
     """Return counts (R, bins) in which bins with fewer than `least` samples are joined with their neighbours.
 
-    The samples of the joined bins are counted in the bin of the sample in their middle.
+    The samples of the joined bins are counted in the bin between the first and the last of them whose number is
+    divisible by the largest power of two. It says little about where a single sample is; their median would be the bin
+    of one of them.
     """
     found = torch.zeros_like(rows)
     totals = rows.sum(0)
@@ -393,9 +395,11 @@ def joined(rows: Tensor, least: int) -> Tensor:
     if inside and cells:
         cells[-1] += inside
     for cell in cells:
-        below = totals[cell].cumsum(0)
-        middle = int((2 * below >= below[-1]).nonzero()[0, 0])
-        found[:, cell[middle]] = rows[:, cell].sum(1)
+        low, high = cell[0], cell[-1]
+        place = high
+        while (rounder := place & (place - 1)) >= low and place:  # without its last bit
+            place = rounder
+        found[:, place] = rows[:, cell].sum(1)
     return found
 
 
