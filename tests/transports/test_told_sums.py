@@ -120,6 +120,15 @@ def test_few_values_that_differ_are_not_told(tmp_path: Path) -> None:
     assert silo(other, often, header="age,sex,rare,dose,died").sums().moments["rare"].mean == 10 / 80
 
 
+def test_sums_of_ten_rows_with_different_values_are_told(tmp_path: Path) -> None:
+    rows = patients(10)
+    told = silo(tmp_path, rows).sums().moments["age"]
+    ages = np.array([float(str(row[0])) for row in rows])
+    assert told.count == 10
+    assert told.mean == pytest.approx(ages.mean())
+    assert told.deviation == pytest.approx(ages.std())
+
+
 def test_a_damaged_file_stops_sums(tmp_path: Path) -> None:
     held = silo(tmp_path, patients())
     held.sums()

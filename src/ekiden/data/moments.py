@@ -365,9 +365,10 @@ def told_by(client: ClientData, dataset: Dataset, times: Sequence[float] = ()) -
         if len(values) < least:
             return ColumnMoments()
         different, counts = np.unique(values, return_counts=True)
-        usual = float(different[counts.argmax()])
-        if 0 < len(values) - counts.max() < least:
-            values = np.full_like(values, usual)
+        if (
+            least <= counts.max() and len(values) - counts.max() < least
+        ):  # few values differ: mean and deviation tell them
+            values = np.full_like(values, different[counts.argmax()])
         return ColumnMoments.of(values, what)
 
     labels, table = client.train.y, Table.of(dataset.inputs)
