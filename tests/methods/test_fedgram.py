@@ -320,7 +320,7 @@ def test_filters_from_all_are_not_drawn_from_one_in_their_stead() -> None:
 )
 def test_images_are_mirrored_where_wished(mirror: Any, channels: int, expected: bool) -> None:
     made = FedGram(width=16, mirror=mirror).own_network(Tiny(), (channels, 16, 16), 3, Classification())
-    assert cast(PatchFeatures, as_split(made).features).patches.mirror == expected
+    assert cast(PatchFeatures, as_split(made).features).patches.how.mirror == expected
 
 
 def test_images_too_small_for_patches_get_random_units() -> None:

@@ -73,6 +73,11 @@ class SeenData:
     unscaled: bool
     given: bool
 
+    @property
+    def source(self) -> str:
+        """Return where the samples come from, in words."""
+        return "all silos" if self.data.groups else self.raws[0].source
+
     @cached_property
     def prints(self) -> tuple[list[bytes], list[bytes]] | None:
         """Return fingerprints of all training and test samples; None if there are too many, or rows of one number."""
@@ -236,14 +241,14 @@ def _one_class(seen: SeenData) -> Iterator[str]:
     data, first = seen.data, seen.data.train.y[0]
     if isinstance(data.task, Classification) and all(bool((part.y == first).all()) for part in (data.train, data.test)):
         yield (
-            f"all labels of {seen.raws[0].source} are {data.classes[int(first)]!r}: a model learns nothing from one "
+            f"all labels of {seen.source} are {data.classes[int(first)]!r}: a model learns nothing from one "
             "class; if other silos hold others, train together with them"
         )
 
 
 def _rare_labels(seen: SeenData) -> Iterator[str]:
     """Name classes of one sample, and labels that all samples have, or none."""
-    data, source = seen.data, seen.raws[0].source
+    data, source = seen.data, seen.source
     y = torch.cat([data.train.y, data.test.y])
     if isinstance(data.task, Classification) and len(y) >= _MANY:
         single = (torch.bincount(y, minlength=len(data.classes)) == 1).nonzero()[:, 0].tolist()
