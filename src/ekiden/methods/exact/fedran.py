@@ -19,6 +19,7 @@ from ekiden.authoring import (
     Size,
     State,
     Task,
+    Traits,
     UserError,
     Weights,
     on_client,
@@ -179,6 +180,8 @@ class FedRAN(FixedFeatures):
     it is put back. So features are standardised as in FedGram, and λ is chosen by generalised cross-validation.
     Directions travel in 8 bits a number. The chain is ours.
     """
+
+    traits = Traits(weighs=False)
 
     topology: Literal["chain", "star"] = "chain"
     """who merges: each client adds its samples to what it received, or the server merges all summaries"""
