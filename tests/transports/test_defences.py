@@ -46,7 +46,7 @@ DEFENCES = {
     ),
     "few values that differ": (
         "data/moments.py",
-        "if least <= counts.max() and len(values) - counts.max() < least:",
+        "if few:",
         "if False:",
         "tests/transports/test_told_sums.py::test_few_values_that_differ_are_not_told",
     ),

@@ -365,9 +365,8 @@ def told_by(client: ClientData, dataset: Dataset, times: Sequence[float] = ()) -
         if len(values) < least:
             return ColumnMoments()
         different, counts = np.unique(values, return_counts=True)
-        if (
-            least <= counts.max() and len(values) - counts.max() < least
-        ):  # few values differ: mean and deviation tell them
+        few = least <= counts.max() and len(values) - counts.max() < least
+        if few:  # mean and deviation would tell their values
             values = np.full_like(values, different[counts.argmax()])
         return ColumnMoments.of(values, what)
 
