@@ -1,6 +1,7 @@
-"""Private FedGram over a real SuperLink and SuperNodes: the noise is the silos' own, and their ledgers count it."""
+"""Private FedGram over a real SuperLink and SuperNodes: the noise is the silos' own, and their ledgers bound it."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def start(federation: Federation, name: str) -> None:
     federation.start_silo(name)
 
 
-def test_noisy_sums_between_silos_are_charged_once(tmp_path: Path) -> None:
+def test_noisy_sums_between_silos_are_charged_and_end_with_the_budget(tmp_path: Path) -> None:
     """What does not depend on noise has the bits of a simulation with the seed; the classifier has other noise."""
     (tmp_path / "fed").mkdir()
     with running(tmp_path / "fed", start) as federation:
@@ -46,3 +47,17 @@ def test_noisy_sums_between_silos_are_charged_once(tmp_path: Path) -> None:
         assert [(line["epsilon"], line["steps"]) for line in spent] == [(5.0, 1)] * 3
         assert len({line["mark"] for line in spent}) == 3
         assert len({line["run"] for line in spent}) == 1
+        said = " ".join(federation.ekiden("verify", str(there), "--keys", "keys").split())
+        assert "it trained with differential privacy (epsilon=5,delta=0.0001,clip=0.3,honest=3)" in said
+        assert "verified: " in said
+
+        before = [ledger.read_bytes() for ledger in ledgers]
+        said = federation.run("fedgram", "--width", "60", "--dp", PROMISE, "--out", "again", timeout=500)
+        text = (
+            r"client-. has promised epsilon 5 in 1 earlier runs and allows 8 over all runs, this one wants 5: lower it"
+        )
+        assert len(re.findall(text, " ".join(said.split()))) == 1, said
+        assert not [*(federation.folder / "again").rglob("model.safetensors")]
+        assert [ledger.read_bytes() for ledger in ledgers] == before
+        said = federation.run("fedgram", "--width", "60", "--out", "plain", timeout=500)  # and none without noise
+        assert "the run trains without noise, client-" in " ".join(said.split())
