@@ -40,9 +40,21 @@ DEFENCES = {
     ),
     "sums of nearly the same rows": (
         f"{FLOWER}/silo/differences.py",
-        "if apart >= dataset.least:",
-        "if apart:",
+        "few = max((n for n in apart if n < dataset.least), default=0)",
+        "few = 0",
         "tests/transports/test_told_sums.py::test_the_difference_of_two_sums_is_a_patient_and_is_refused",
+    ),
+    "one column hides another": (
+        f"{FLOWER}/silo/differences.py",
+        "few = max((n for n in apart if n < dataset.least), default=0)",
+        "few = max(apart, default=0) if max(apart, default=0) < dataset.least else 0",
+        "tests/transports/test_told_sums.py::test_corrections_of_one_column_and_other_units_of_all_hide_no_patient",
+    ),
+    "other units hide a patient": (
+        f"{FLOWER}/silo/differences.py",
+        "differ if alike else abs(here.total() - there.total())",
+        "differ if alike else 0",
+        "tests/transports/test_told_sums.py::test_all_columns_in_another_unit_hide_no_patient",
     ),
     "few values that differ": (
         "data/moments.py",

@@ -76,6 +76,32 @@ def test_neither_other_options_nor_another_name_hide_a_difference(tmp_path: Path
         silo(tmp_path, months).sums()
 
 
+def test_corrections_of_one_column_and_other_units_of_all_hide_no_patient(tmp_path: Path) -> None:
+    """Five corrected ages make eleven values that differ with hers; her sex and outcome would follow all the same."""
+    rows = patients()
+    before = silo(tmp_path, rows).sums()
+    corrected = [(f"{float(str(row[0])) + 3:.2f}", *row[1:]) if k < 5 else row for k, row in enumerate([*rows, PATIENT])]
+    weeks = [(f"{52 * float(str(row[0])):.4f}", {"f": "female", "m": "male"}[str(row[1])], *row[2:]) for row in corrected]
+    for held in (corrected, weeks):
+        with pytest.raises(UserError, match="except for 1 value in a column: the difference would show"):
+            silo(tmp_path, held).sums()
+    other = tmp_path / "other"  # what they would have shown
+    other.mkdir()
+    after = silo(other, corrected).sums()
+    assert after.categories["sex"]["f"] - before.categories["sex"]["f"] == 1
+    assert after.classes["yes"] - before.classes["yes"] == 1
+
+
+def test_all_columns_in_another_unit_hide_no_patient(tmp_path: Path) -> None:
+    rows = [(row[0], 7.5 * k) for k, row in enumerate(patients())]
+    task = 'task = "regression"'
+    silo(tmp_path, rows, task, "age,died").sums()
+    pounds = [(f"{12 * float(str(age)):.4f}", 2.2 * float(cost) + 1) for age, cost in [*rows, (PATIENT[0], 4)]]
+    with pytest.raises(UserError, match="except for 1 value in a column: the difference would show"):
+        silo(tmp_path, pounds, task, "age,died").sums()
+    assert silo(tmp_path, pounds[:-1], task, "age,died").sums().moments["age"].count == 80
+
+
 def test_the_same_sums_and_sums_of_many_other_rows_are_told(tmp_path: Path) -> None:
     rows = patients(120)
     first = silo(tmp_path, rows[:80]).sums()

@@ -35,17 +35,18 @@ class ToldSums(Checked):
     columns: Mapping[str, Mapping[str, CountOrZero]]
     times: tuple[float, ...] = ()
 
-    def apart(self, other: "ToldSums") -> int:
-        """Return by how many rows the two differ at least; 0 if they share no column.
+    def apart(self, other: "ToldSums") -> tuple[int, ...]:
+        """Return for each column of both by how many values the two differ at least.
 
-        A column in which most values differ was written in another way, and says nothing about rows.
+        A column in which most values differ was written in another way: of it only the numbers of values are compared.
         """
-        most = 0
-        for name in self.columns.keys() & other.columns.keys():
+        found = []
+        for name in sorted(self.columns.keys() & other.columns.keys()):
             here, there = Counter(self.columns[name]), Counter(other.columns[name])
-            if 2 * (here & there).total() >= min(here.total(), there.total()):
-                most = max(most, ((here - there) + (there - here)).total())
-        return most
+            alike = 2 * (here & there).total() >= min(here.total(), there.total())
+            differ = ((here - there) + (there - here)).total()
+            found.append(differ if alike else abs(here.total() - there.total()))
+        return tuple(found)
 
 
 def note(folder: Path, client: ClientData, dataset: Dataset, times: Sequence[float] = ()) -> None:
@@ -58,7 +59,7 @@ def note(folder: Path, client: ClientData, dataset: Dataset, times: Sequence[flo
         times: between which events are counted.
 
     Raises:
-        UserError: sums of nearly the same rows were told, or of these rows between other times.
+        UserError: sums were told from which a column differs in few values, or of these rows between other times.
     """
     folder.mkdir(parents=True, exist_ok=True)
     salt, file = write_once(folder / _SALT, secrets.token_bytes(32)), folder / FILE
@@ -67,19 +68,17 @@ def note(folder: Path, client: ClientData, dataset: Dataset, times: Sequence[flo
         before = _read(file)
         for one in before:
             apart = now.apart(one)
-            if apart >= dataset.least:
-                continue
-            others = now.columns.keys() & one.columns.keys()
-            if apart:
-                what = f"except for {counted(apart, 'value')} in a column: the difference would show them"
-            elif others and now.times and one.times and now.times != one.times:
+            few = max((n for n in apart if n < dataset.least), default=0)
+            if few:
+                what = f"except for {counted(few, 'value')} in a column: the difference would show them"
+            elif apart and not any(apart) and now.times and one.times and now.times != one.times:
                 grid = " ".join(f"{time:g}" for time in one.times)
                 what = f"at the times {grid}: two grids show single events"
             else:
                 continue
             raise UserError(
-                f"sums of these rows were reported before, {what}; use the file that was made then, or wait until "
-                f"{dataset.least} rows differ (data.min_count). If nobody read that file, remove {file}"
+                f"sums of these rows were reported before, {what}; use the file that was made then, or wait for "
+                f"{dataset.least} more rows (data.min_count). If nobody read that file, remove {file}"
             )
         if now not in before:
             with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8") as out:
