@@ -4,6 +4,7 @@
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,9 +19,10 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training, Trees, UserError, federate, predict, run
+from ekiden.data.tasks import Regression
 from ekiden.engine.networks import of_method
 from ekiden.engine.worker import Job, Setup, Worker
-from ekiden.methods.exact.trees import Bins, Histogram, Splits, grouped
+from ekiden.methods.exact.trees import Bins, Histogram, Splits, _derivatives, grouped
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
 from tests.conftest import Tiny
@@ -89,19 +91,19 @@ def test_they_are_the_trees_of_xgboost(case: str) -> None:
     assert torch.allclose(found, wanted, atol=2e-5)
 
 
-def transcript(method: Trees, x: Tensor, y: Tensor, news: list[Bins | Splits]) -> list[Histogram]:
+def transcript(method: Trees, x: Tensor, y: Tensor, news: Sequence[Bins | Splits], task: str = "") -> list[Histogram]:
     """What a silo gives in the first laps if all others give zeros and choose what it is told."""
-    data = federate([(x, y), (x[:1], y[:1])], test=(x, y), val_fraction=0.0)
-    build = of_method(Tiny, method, tuple(x.shape[1:]), 2, 2, data.dataset.task)
+    data = federate([(x, y), (x[:1], y[:1])], test=(x, y), val_fraction=0.0, task=task or None)
+    build = of_method(Tiny, method, tuple(x.shape[1:]), data.dataset.outputs, 2, data.dataset.task)
     setup = Setup(method, build, data.dataset, Training(), Hardware(threads=1))
     worker, initial = Worker(setup, {c.name: c for c in data.clients}), Network(build()).weights()
     found, kept = [], None
     for step, told in enumerate([None, *news]):
         args: tuple[Any, ...] = (initial, None) if told is None else (initial, told, None)
-        task = "count" if told is None else "begin"
+        name = "count" if told is None else "begin"
         if isinstance(told, Splits):
-            task, args = "grow", (told, None)
-        outcome = worker.execute(Job(step, 0, data.clients[0].name, task, args, kept))
+            name, args = "grow", (told, None)
+        outcome = worker.execute(Job(step, 0, data.clients[0].name, name, args, kept))
         found.append(outcome.value)
         kept = outcome.private
     return found
@@ -168,6 +170,25 @@ def test_crafted_trees_single_out_a_record_only_without_groups() -> None:
     assert singled_out(method) in (1, 2)
     found = singled_out(replace(method, min_active=10))
     assert found == 0 or found >= 10
+
+
+def test_whether_sums_have_room_does_not_tell_the_target_of_a_record() -> None:
+    """The last silo starts the trees so far away that a record with a smaller target than it guesses has no room."""
+    method, x = replace(SMALL, min_active=10), records()[0]
+    y = x[:, :1].clone()
+    y[0] = -30
+    task = federate([(x, y), (x[:1], y[:1])], test=(x, y), val_fraction=0.0, task="regression").dataset.task
+    smallest = float(task.targets(y, 1).min())
+    refused = []
+    for guess in (smallest + 0.1, smallest - 0.1):
+        with pytest.raises(UserError, match="an output of the trees received is 512 or more") as error:
+            transcript(method, x, y, [Bins(torch.zeros(4, 31), torch.tensor([1024 + guess]).double())], "regression")
+        refused.append(str(error.value))
+    assert refused[0] == refused[1]
+    near = torch.full((1, 1), 511.0, dtype=torch.float64)
+    assert _derivatives(Regression(), near, torch.tensor([[-511.0]]))[0, 0] == 1022 * 2**28
+    with pytest.raises(UserError, match="a target is 512 or more"):
+        _derivatives(Regression(), near, torch.tensor([[-513.0]]))
 
 
 def test_a_silo_of_fewer_samples_gives_zeros() -> None:

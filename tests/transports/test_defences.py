@@ -152,6 +152,12 @@ DEFENCES = {
         "or True:",
         "tests/transports/test_secure_averages.py::test_sums_with_other_members_are_refused_unless_a_silo_allows_differences",
     ),
+    "room for sums does not depend on a record": (
+        "methods/exact/trees.py",
+        "if not bool((numbers.abs() < _FARTHEST).all()):",
+        "if not len(what):",
+        "tests/methods/test_trees.py::test_whether_sums_have_room_does_not_tell_the_target_of_a_record",
+    ),
     "rare features are left out": (
         "methods/exact/blocks/fixed_features.py",
         "return len(phi) - usual >= self.min_active",

@@ -80,8 +80,12 @@ def test_corrections_of_one_column_and_other_units_of_all_hide_no_patient(tmp_pa
     """Five corrected ages make eleven values that differ with hers; her sex and outcome would follow all the same."""
     rows = patients()
     before = silo(tmp_path, rows).sums()
-    corrected = [(f"{float(str(row[0])) + 3:.2f}", *row[1:]) if k < 5 else row for k, row in enumerate([*rows, PATIENT])]
-    weeks = [(f"{52 * float(str(row[0])):.4f}", {"f": "female", "m": "male"}[str(row[1])], *row[2:]) for row in corrected]
+    corrected = [
+        (f"{float(str(row[0])) + 3:.2f}", *row[1:]) if k < 5 else row for k, row in enumerate([*rows, PATIENT])
+    ]
+    weeks = [
+        (f"{52 * float(str(row[0])):.4f}", {"f": "female", "m": "male"}[str(row[1])], *row[2:]) for row in corrected
+    ]
     for held in (corrected, weeks):
         with pytest.raises(UserError, match="except for 1 value in a column: the difference would show"):
             silo(tmp_path, held).sums()

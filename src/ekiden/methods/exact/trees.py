@@ -39,6 +39,7 @@ from ekiden.training.network import Network
 _CELLS = 1024  # of the grid on which quantiles are found
 _SAMPLES = 2**24  # of all clients; sums of fewer have room
 _WHOLE = 2.0**53  # float64 adds up whole numbers below it in any order
+_FARTHEST = 2.0**9  # outputs and targets of regression; differences of them have room in fixed point
 _LEAST_GAIN = 1e-6  # as XGBoost has it
 _FAR = 1e30  # a threshold that no number exceeds: a node that is not split
 
@@ -507,7 +508,12 @@ def _derivatives(task: Task, output: Tensor, y: Tensor) -> Tensor:
         p = torch.stack([torch.zeros_like(output), output], 2).softmax(2)[:, :, 1]
         first, second = p - y, p * (1 - p)
     else:
-        first = output - task.targets(y, output.shape[1])
+        targets = task.targets(y, output.shape[1])
+        # Each by itself: whether their difference has room would tell others, who choose outputs, a record's target.
+        for what, numbers in (("an output of the trees received", output), ("a target", targets)):
+            if not bool((numbers.abs() < _FARTHEST).all()):
+                raise UserError(f"{what} is {_FARTHEST:g} or more standard deviations from the mean: correct the data")
+        first = output - targets
         second = torch.ones_like(first)
     found = fixed(torch.cat([first, second], 1), _SAMPLES, "gradients").double()
     if not bool((found.abs().sum(0) < _WHOLE).all()):
