@@ -1,6 +1,7 @@
 """What a run says about a result that is so bad that training must have diverged."""
 
 import warnings
+from dataclasses import replace
 from math import log, nan
 
 import pytest
@@ -9,7 +10,8 @@ from torch import nn
 
 from ekiden import DivergenceWarning, FederatedData, Training, federate, run
 from ekiden.engine.evaluation import diverged, divergence
-from ekiden.methods import FedSeq, Local
+from ekiden.methods import FedGram, FedSeq, Local
+from ekiden.recipe import Recipe
 from tests.conftest import Tiny
 
 
@@ -35,6 +37,12 @@ def test_the_line_says_what_to_do() -> None:
         "lower lr (now 1e+06), or scale the inputs"
     )
     assert divergence({"loss": 50.0}, log(10), 1e6) == ""
+    noisy = Recipe(FedGram(dictionary="seed", width=20), dp="epsilon=2,delta=1e-4,clip=1")
+    assert divergence({"loss": 80.0, "diverged": True}, log(10), noisy.step_size) == (
+        "noise hides the sums: the loss is 80, that of guessing 2.30 (ln 10); "
+        "train on more samples, or give a larger epsilon or a smaller --width"
+    )
+    assert replace(noisy, dp="").step_size == noisy.training.lr
 
 
 @pytest.mark.parametrize("method", [FedSeq(epochs=3), Local(epochs=3)], ids=lambda m: m.title())

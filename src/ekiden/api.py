@@ -342,7 +342,7 @@ class PreparedRun:
                 how.on_step(row)
 
             result = self.result(last(self.ends(on_step)))
-        guess, lr = dataset.task.guess(dataset.outputs), self.recipe.training.lr
+        guess, lr = dataset.task.guess(dataset.outputs), self.recipe.step_size
         if result.metrics and (line := divergence(result.metrics[-1], guess, lr)):
             warnings.warn(line, DivergenceWarning, stacklevel=3)
         return result

@@ -73,6 +73,11 @@ class Recipe(Checked, Generic[M_co]):
         """The method's name, by which `method_named` finds it."""
         return name_of(type(self.method))
 
+    @property
+    def step_size(self) -> float | None:
+        """The step size of training; None where the model follows from sums with noise."""
+        return None if self.dp and self.method.traits.releases else self.training.lr
+
     def located(self) -> Self:
         """Return the recipe with absolute paths, and with the model of a run where a hyperparameter names one."""
         method, model, pretrained = self.method.with_source(self.model, models.located_file(self.pretrained))

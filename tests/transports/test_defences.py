@@ -140,6 +140,18 @@ DEFENCES = {
         "dp.honest > 10**9",
         f"{PRIVATE}::test_noise_is_shared_only_where_a_silo_allows_it_and_under_masks",
     ),
+    "sums with noise are counted": (
+        "engine/worker.py",
+        "        client.note()\n",
+        "",
+        f"{PRIVATE}::test_a_silo_gives_noisy_sums_once_and_the_same_again",
+    ),
+    "refused sums with noise cost nothing": (
+        "engine/worker.py",
+        "keeper.key(0, plan, note=False)",
+        "keeper.key(0, plan)",
+        f"{PRIVATE}::test_nobody_opens_a_sum_with_less_noise_than_was_promised",
+    ),
     "samples are read for noisy sums only": (
         "engine/worker.py",
         "if self._privacy is not None and self._released is None:",

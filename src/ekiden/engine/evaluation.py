@@ -406,16 +406,22 @@ def diverged(losses: Sequence[float], guess: float, *, personal: bool) -> bool:
     return (sum(known) / len(known) if personal else min(known)) > max(_LEAST, _FAR * guess)
 
 
-def divergence(row: Mapping[str, Any], guess: float, lr: float) -> str:
-    """Return one line about a last row of metrics whose models diverged; empty for every other row."""
+def divergence(row: Mapping[str, Any], guess: float, lr: float | None) -> str:
+    """Return one line about a last row of metrics whose models diverged; empty for every other row.
+
+    Args:
+        row: the last row.
+        guess: the loss of guessing.
+        lr: the step size; None if nothing was trained, and the model follows from sums with noise.
+    """
     if not row.get("diverged"):
         return ""
     classes = round(exp(guess))
     why = f" (ln {classes})" if classes and isclose(log(classes), guess) else ""
-    return (
-        f"training diverged: the loss is {row['loss']:.3g}, that of guessing {guess:.2f}{why}; "
-        f"lower lr (now {lr:g}), or scale the inputs"
-    )
+    far = f"the loss is {row['loss']:.3g}, that of guessing {guess:.2f}{why}"
+    if lr is None:
+        return f"noise hides the sums: {far}; train on more samples, or give a larger epsilon or a smaller --width"
+    return f"training diverged: {far}; lower lr (now {lr:g}), or scale the inputs"
 
 
 def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:

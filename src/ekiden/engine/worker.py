@@ -94,7 +94,7 @@ class SeededNoise:
 
     seed: int
 
-    def key(self, fit: int, spent: Spent) -> bytes:
+    def key(self, fit: int, spent: Spent, *, note: bool = True) -> bytes:
         """Return the key of the noise of a fit."""
         return derive(self.seed, "noise", fit).to_bytes(32, "little")
 
@@ -283,7 +283,7 @@ class Client:
         return trained
 
     def release(self) -> Release | None:
-        """Return what adds noise to sums over the client's samples, once it is noted that it is spent; None without dp.
+        """Return what adds noise to sums over the client's samples; None without dp.
 
         With it the task can read samples, and gives nothing that depends on them but these sums.
         """
@@ -292,8 +292,14 @@ class Client:
         dp, plan, keeper = self._privacy
         if not self._releases or self._released is not None:
             raise UserError(f"{self.name}: the task gives sums for which --dp has no noise")
-        self._released = Release(dp, plan, Noise(keeper.key(0, plan)))
+        self._released = Release(dp, plan, Noise(keeper.key(0, plan, note=False)))
         return self._released
+
+    def note(self) -> None:
+        """Note that sums with noise are spent, at the end of a task: if it is refused before, nothing left."""
+        if self._privacy is not None and self._released is not None:
+            _, plan, keeper = self._privacy
+            keeper.key(0, plan)
 
     def accuracy(self, model: Weights, subset: Subset | None = None) -> float:
         """Return the share of right answers of `model` on `subset`, by default the validation data; NaN if it is empty.
@@ -493,6 +499,7 @@ class Worker:
             bench, data, private, seed, key, self._most_epochs, trained, self._remembered, masks, privacy, releases
         )
         value = task(client, *wire.placed(job.args, self._feed.device))
+        client.note()
         if trained and journal is not None:
             parts = {f"{i}.{name}": value for i, model in enumerate(trained) for name, value in vars(model).items()}
             journal.save(TRAINED, {"step": torch.tensor(job.step), **parts})

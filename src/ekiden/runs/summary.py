@@ -255,7 +255,8 @@ def divergence(run: Summary) -> str:
         return ""
     task = task_in(run.config)
     guess = task.guess(task.outputs(run.config["classes"]))
-    line = evaluation.divergence(run.last, guess, run.recipe["training"]["lr"])
+    lr = recipe_of(run.recipe).step_size if _method(run.config) else run.recipe["training"]["lr"]
+    line = evaluation.divergence(run.last, guess, lr)
     return f"{run.folder}: {line}" if line else ""
 
 

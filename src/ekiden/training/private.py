@@ -87,8 +87,13 @@ def condition(told: Mapping[str, Any]) -> str:
 class Keeper(Protocol):
     """Has the randomness of a task at its client, and counts what is told."""
 
-    def key(self, fit: int, spent: "Spent") -> bytes:
-        """Return the key of the noise of a task's fit, once it is noted that it is spent; the same after a crash.
+    def key(self, fit: int, spent: "Spent", *, note: bool = True) -> bytes:
+        """Return the key of the noise of a task's fit; the same after a crash.
+
+        Args:
+            fit: its number.
+            spent: what it tells.
+            note: whether it is noted first that this is spent.
 
         Raises:
             UserError: the promise, or the client's own limit, would be broken.

@@ -454,7 +454,7 @@ def _go(
     run = Run(setup, clients, remote, tests, build, run_folder, every, told_of, skip=skip, elsewhere=True)
     end = last(run.steps())
     metrics, ledger, (weights, personal) = tuple(end.trace.metrics), tuple(end.trace.ledger), end.models
-    if metrics and (line := divergence(metrics[-1], agreed.labels.guess(agreed.outputs), plan.recipe.training.lr)):
+    if metrics and (line := divergence(metrics[-1], agreed.labels.guess(agreed.outputs), plan.recipe.step_size)):
         say(line)
     models = weights, tuple(personal)
     config, passes = read_config(folder), dict(end.trace.passes)

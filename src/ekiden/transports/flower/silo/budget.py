@@ -20,7 +20,8 @@ from ekiden.transports.flower.silo.silo_file import SiloFile
 from ekiden.transports.flower.trust.agreement import Agreement
 
 FILE = "privacy.jsonl"
-"""file in the silo's folder: a line for each training with noise, written before it begins, and never changed"""
+"""file in the silo's folder: a line for each training with noise, written before it begins, and for each release of
+noisy sums, written before it leaves; never changed"""
 _SECRET = "noise.key"
 _SLACK = 1 + 1e-9
 
@@ -93,8 +94,8 @@ class LedgerKeeper:
     folder: Path
     task: str
 
-    def key(self, fit: int, spent: Spent) -> bytes:
-        """Return the key of the noise of a fit, once it is written down that it is spent."""
+    def key(self, fit: int, spent: Spent, *, note: bool = True) -> bytes:
+        """Return the key of the noise of a fit, with `note` once it is written down that it is spent."""
         secret = write_once(self.folder / _SECRET, secrets.token_bytes(32))
         key = hashlib.blake2b(f"{self.task} {fit}".encode(), key=secret, digest_size=32).digest()
         mark = hashlib.blake2b(key, digest_size=16).hexdigest()
@@ -113,8 +114,9 @@ class LedgerKeeper:
                     f"and asks for more ({found:.3g}): start a new run ({ledger} says what was spent)"
                 )
             _check_runs(self.file, self.terms.run, dp, lines)
-            at = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-            _append(ledger, LedgerLine(at, self.terms.run, dp.epsilon, dp.delta, mark, **asdict(spent)))
+            if note:
+                at = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+                _append(ledger, LedgerLine(at, self.terms.run, dp.epsilon, dp.delta, mark, **asdict(spent)))
         return key
 
 
