@@ -128,7 +128,7 @@ def test_rounding_errors_are_no_deviation() -> None:
 def test_columns_that_do_not_vary_are_named_in_one_line() -> None:
     parts = [drawn(5, 1, seed=seed).assign(k=7, j=0.1) for seed in range(2)]
     with pytest.warns(
-        DataWarning, match=r"learns nothing from 'k', 'j', with one value in all .* drop_columns=\['k', 'j'\]"
+        DataWarning, match=r"learns nothing from columns with one value at all silos, .* drop_columns=\['k', 'j'\]"
     ):
         data = federate(parts)
     table = data.dataset.inputs

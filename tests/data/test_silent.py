@@ -44,6 +44,19 @@ def test_a_column_with_one_value_at_one_silo_is_named(flat: Any, varied: Any) ->
     assert not said(lambda: ekiden.federate(silos[1:]))
 
 
+@pytest.mark.parametrize("share", [0.02, 0.025])
+def test_a_count_that_is_rarely_above_0_is_no_doubt_about_the_silos_where_it_seldom_is(share: float) -> None:
+    rng, n = np.random.default_rng(0), 600
+    silos: list[Any] = [rows(n, k, c=np.where(rng.random(n) < share, rng.integers(1, 5, n), 0)) for k in range(4)]
+    assert not said(lambda: ekiden.federate(silos))
+    silos[0]["c"], silos[1]["c"] = np.zeros(n), rng.integers(0, 3, n)
+    silos[2]["c"] = silos[3]["c"] = silos[1]["c"]
+    assert "'c' has one value at client-0" in said(lambda: ekiden.federate(silos))
+    for silo in silos[1:]:
+        silo["c"] = rng.normal(size=n)  # filled in with their mean
+    assert "'c' has one value at client-0" in said(lambda: ekiden.federate(silos))
+
+
 def test_categories_that_are_too_rare_to_be_reported_do_not_make_a_column_constant() -> None:
     rare = ["x"] * 55 + ["y"] * 5
     silos: list[Any] = [rows(seed=0, c=rare), rows(seed=1, c=["x", "y"] * 30)]

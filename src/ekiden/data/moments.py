@@ -83,6 +83,7 @@ _NARROW = 3.0  # deviations between the mean and zero from which less tells anot
 _LEAST_FACTOR, _VERY_ALIKE = 2.0, 0.1
 _FAR = 8.0  # deviations between means
 _ROWS = 10  # values from which a silo's moments are compared
+_CHANCE = 4.0  # squared standard errors that a mean is off by chance
 _TARGETS, _SCHEMA, _CLASSES = "targets", "schema", "classes"
 _TOLD = {"moments": "numbers", "categories": "categories"}
 _ALL = "the input"  # all values of images and arrays
@@ -105,7 +106,10 @@ def compare_units(silos: Mapping[str, Mapping[str, ColumnMoments]]) -> None:
         lines += _units(column, each)
         coded += _codes(column, each) if column != _ALL else []
         flat = {silo: f"{told.mean:.4g}" for silo, told in each.items() if not told.deviation}
-        constant += _constant(column, flat, [silo for silo in each if silo not in flat])
+        varied = {silo: told for silo, told in each.items() if silo not in flat}
+        usual = ColumnMoments.together(list(varied.values()))
+        flat = {silo: value for silo, value in flat.items() if not _rarely_else(each[silo], usual)}
+        constant += _constant(column, flat, list(varied))
     _say(lines, "check units")
     _say(constant, "check how it was filled in there")
     _say(coded, "use the same codes at all silos")
@@ -151,11 +155,24 @@ def _say(lines: Sequence[str], check: str) -> None:
         tell(f"{listed(lines, sign='; ')}: {check}")
 
 
+def _rarely_else(flat: ColumnMoments, others: ColumnMoments) -> bool:
+    """Return whether a silo may have one value because the column nearly always has it, such as a rare count.
+
+    By the inequality of Cauchy and Schwarz, at least this share of the others' values is not the silo's. If they differ
+    on one side only, few of that share would be expected at the silo, and a silo tells no few.
+    """
+    apart = others.count * (others.mean - flat.mean) ** 2
+    share = apart / (apart + others.squares) if apart else 0.0
+    one_sided = share * others.count >= _CHANCE
+    return one_sided and share < 0.5 and share * flat.count < 2 * _ROWS
+
+
 def _units(column: str, silos: Mapping[str, ColumnMoments]) -> list[str]:
     """Return a line for each silo that is far from the others."""
     if len(silos) < 2:
         return []
-    mean, spread = median(m.mean for m in silos.values()), median(m.deviation for m in silos.values())
+    usual = [m for m in silos.values() if m.deviation] or list(silos.values())  # not halved by constants
+    mean, spread = median(m.mean for m in usual), median(m.deviation for m in usual)
     if len(silos) == 2:
         (one, here), (other, there) = silos.items()
         apart = _apart(here, there.mean, there.deviation)
@@ -312,8 +329,8 @@ def agree(table: Table, told: Sequence[ColumnSums]) -> Table:
     scales = {name: total.scale(name) for name in table.numeric}
     if constant := [name for name, (_, std) in scales.items() if not std]:
         tell(
-            f"a model learns nothing from {', '.join(map(repr, constant))}, with one value in all training rows: leave "
-            f"out such columns with --drop-columns={constant}"
+            "a model learns nothing from columns with one value at all silos, or fewer than --min-count others at "
+            f"each: leave them out with --drop-columns={constant}"
         )
     vocabularies = tuple(tuple(sorted(total.categories[name], key=natural)) for name in table.categorical)
     for name, known in zip(table.categorical, vocabularies, strict=True):
