@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,20 @@ def test_groups_are_of_similar_records() -> None:
     found = grouped(x, 3, 1)
     assert found[:3].tolist() == [[pytest.approx(1 / 3), 3]] * 3
     assert found[3:].tolist() == [[9, 1]] * 4
+
+
+def test_groups_of_another_size_single_out_no_record() -> None:
+    """Whoever chooses k asks for groups of 10, 12 and 13 rows in three runs, and subtracts what is inside of what."""
+    for seed in (8, 14):
+        draw = torch.Generator().manual_seed(seed)
+        flags = [(torch.rand(80, generator=draw) < share).double() for share in (0.12, 0.15, 0.2, 0.3)]
+        more = torch.randint(0, 4, (80,), generator=draw).double(), torch.randn(80, generator=draw).double()
+        x = torch.stack([*flags, *more], 1)
+        found = {k: torch.unique(grouped(x, k, 0), dim=0, return_inverse=True)[1] for k in (10, 12, 13, 30)}
+        for small, large in combinations(found.values(), 2):
+            assert min(small.bincount()) >= 10
+            assert all(len(large[small == one].unique()) == 1 for one in small.unique())
+    assert len(found[30].unique()) > 1
 
 
 def test_a_table_with_gaps_and_categories_is_learned(tmp_path: Path) -> None:

@@ -164,6 +164,12 @@ DEFENCES = {
         "or True:",
         "tests/transports/test_secure_averages.py::test_sums_with_other_members_are_refused_unless_a_silo_allows_differences",
     ),
+    "groups of another size are unions of groups": (
+        "methods/exact/trees.py",
+        "if smaller >= min(least, _BASE):",
+        "if smaller >= least:",
+        "tests/methods/test_trees.py::test_groups_of_another_size_single_out_no_record",
+    ),
     "room for sums does not depend on a record": (
         "methods/exact/trees.py",
         "if not bool((numbers.abs() < _FARTHEST).all()):",

@@ -39,6 +39,7 @@ from ekiden.training.network import Network
 _CELLS = 1024  # of the grid on which quantiles are found
 _SAMPLES = 2**24  # of all clients; sums of fewer have room
 _WHOLE = 2.0**53  # float64 adds up whole numbers below it in any order
+_BASE = 10  # groups of more rows are unions of groups of so many
 _FARTHEST = 2.0**9  # outputs and targets of regression; differences of them have room in fixed point
 _LEAST_GAIN = 1e-6  # as XGBoost has it
 _FAR = 1e30  # a threshold that no number exceeds: a node that is not split
@@ -457,7 +458,8 @@ class Trees(Method):
 def grouped(x: Tensor, least: int, codes: int) -> Tensor:
     """Return for each sample the means of its group of similar ones; of codes, the most frequent.
 
-    A group is divided at the median of the column that varies most in it, as long as both parts have `least` samples:
+    A group is divided at the median of the column that varies most in it, of those of which both parts have 10 samples,
+    as long as both parts have `least`:
     Kristen LeFevre, David DeWitt, Raghu Ramakrishnan: Mondrian Multidimensional K-Anonymity. ICDE 2006.
     https://doi.org/10.1109/ICDE.2006.101.
 
@@ -484,12 +486,17 @@ def grouped(x: Tensor, least: int, codes: int) -> Tensor:
 
 
 def _halves(x: Tensor, least: int) -> Tensor | None:
-    """Return which samples go to the first half; None if no column divides them into two of `least` or more."""
+    """Return which samples go to the first half; None if they stay together.
+
+    The column does not depend on `least` from `_BASE` on. Otherwise a run with another k would have groups that differ
+    in single samples from those before.
+    """
     middle = x.median(0).values
     for column in x.sort(0).values.var(0, correction=0).sort(descending=True, stable=True).indices.tolist():
         for first in (x[:, column] <= middle[column], x[:, column] < middle[column]):
-            if least <= int(first.sum()) <= len(x) - least:
-                return first
+            smaller = min(int(first.sum()), int((~first).sum()))
+            if smaller >= min(least, _BASE):
+                return first if smaller >= least else None
     return None
 
 
