@@ -167,3 +167,6 @@ def test_a_damaged_file_stops_sums(tmp_path: Path) -> None:
     file.write_text(file.read_text() + "{")
     with pytest.raises(UserError, match=r"told\.jsonl is damaged"):
         held.sums()
+    (tmp_path / "a-silo" / "told.salt").unlink()  # a new one would hide that rows are the same
+    with pytest.raises(UserError, match=r"cannot be read without .*told\.salt: restore that from a backup"):
+        held.sums()

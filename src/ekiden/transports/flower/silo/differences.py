@@ -62,7 +62,10 @@ def note(folder: Path, client: ClientData, dataset: Dataset, times: Sequence[flo
         UserError: sums were told from which a column differs in few values, or of these rows between other times.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    salt, file = write_once(folder / _SALT, secrets.token_bytes(32)), folder / FILE
+    file = folder / FILE
+    if file.exists() and not (folder / _SALT).exists():
+        raise UserError(f"{file} cannot be read without {folder / _SALT}: restore that from a backup")
+    salt = write_once(folder / _SALT, secrets.token_bytes(32))
     now = ToldSums(_columns(client, dataset, salt), tuple(times))
     with locked(lock_file(file)):
         before = _read(file)
