@@ -8,10 +8,11 @@ import numpy as np
 import pandas
 import pytest
 
-from ekiden import Hardware, Training, UserError, evaluate, run
+from ekiden import Hardware, Training, UserError, evaluate, open_run, run
 from ekiden.data import FederatedData, federate
 from ekiden.methods import FedSeq
 from ekiden.results import divided
+from ekiden.serving.card import card
 
 Command = Callable[..., tuple[int, str]]
 
@@ -33,6 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_subgroups_are_measured_from_python_and_kept_for_the_report(folder: Path) -> None:
+    assert "Not measured: fairness between groups" in card(open_run(folder))
     row = evaluate(folder, silos(), by=["sex", "age:40:65"])
     groups = row["subgroups"]["groups"]
     assert {column: list(rows) for column, rows in groups.items()} == {
@@ -45,6 +47,9 @@ def test_subgroups_are_measured_from_python_and_kept_for_the_report(folder: Path
     for column in ("sex", "age"):
         for name, exact in row["groups"][column].items():
             assert groups[column][name]["values"]["accuracy"] == pytest.approx(exact["accuracy"])
+    said = card(open_run(folder))
+    assert "measured for subgroups (sex, age, client)" in said
+    assert "fairness" not in said
     assert divided.kept(folder)["groups"] == json.loads(json.dumps(groups))
     (folder / "subgroups.json").write_text(json.dumps({"model": "0" * 64, "groups": {}}))
     assert divided.kept(folder) == {}, "of another model"

@@ -11,6 +11,7 @@ from ekiden.data.kinds import Table
 from ekiden.data.samples import said_in
 from ekiden.data.tasks import Classification, MultiLabel, Regression, Survival
 from ekiden.methods import known
+from ekiden.results import divided
 from ekiden.results.recalibration import recalibration_in
 from ekiden.results.result import LoadedModel, Result, flat, inputs_of, not_finished, task_in
 from ekiden.runs.summary import size, trained
@@ -247,11 +248,18 @@ def _coefficients(result: Result) -> list[str]:
 
 def _limits(result: Result) -> list[str]:
     config = result.config
+    groups = divided.kept(result.folder).get("groups", {}) if result.folder else {}
+    columns = ", ".join(map(_cell, groups))
     lines = [
+        *(
+            [f"- It was also measured for subgroups ({columns}): `ekiden report` shows where it fails."]
+            if groups
+            else []
+        ),
         "- The numbers above are for test data of the same silos. The model was not measured on data of other silos.",
         "- This is one run with one seed: it does not show how much another seed would change.",
-        "- Not measured: fairness between groups of people, robustness against changed or hostile inputs, calibration "
-        "unless it is named above.",
+        f"- Not measured: {'' if groups else 'fairness between groups of people, '}robustness against changed or "
+        "hostile inputs, calibration unless it is named above.",
         f"- Data stayed at the silos, models did not. {_privacy(config)}",
         "- Where the data come from, their licence, and whether people agreed to this use: not known here.",
     ]
