@@ -57,6 +57,20 @@ def test_a_count_that_is_rarely_above_0_is_no_doubt_about_the_silos_where_it_sel
     assert "'c' has one value at client-0" in said(lambda: ekiden.federate(silos))
 
 
+def test_rows_that_a_partition_deals_out_are_not_compared_as_those_of_silos() -> None:
+    label = np.arange(200) % 2
+    whole = rows(200, label=label, c=np.where(label, np.arange(200) % 7, 0), d=["x" if y else "y" for y in label])
+    source = ekiden.load({**whole, "d": np.where(np.arange(200) % 9, whole["d"], "z")}, label_column="label")
+    assert "varies at other silos" not in said(lambda: ekiden.split(source, "classes:1", 2))
+
+
+@pytest.mark.parametrize(
+    ("values", "told"), [(["L on R", "R on L"], False), ([1, 2], True), (["train", "x-test"], True)]
+)
+def test_a_column_called_fold_is_named_only_with_parts_or_numbers(values: Any, told: bool) -> None:
+    assert ("which rows are for training" in said(lambda: ekiden.load(rows(Fold=values * 30)))) == told
+
+
 def test_categories_that_are_too_rare_to_be_reported_do_not_make_a_column_constant() -> None:
     rare = ["x"] * 55 + ["y"] * 5
     silos: list[Any] = [rows(seed=0, c=rare), rows(seed=1, c=["x", "y"] * 30)]

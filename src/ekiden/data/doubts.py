@@ -49,6 +49,7 @@ _SHORTEST = 5  # letters of a name that may hold a slip
 _MOST = 0.8  # share of files with names that begin alike
 _TOTALS = {"total", "subtotal", "grand total", "sum", "summe", "gesamt"}  # rows below a table
 _SPLIT = re.compile(r"(is_?)?(train|test|val|valid|validation|split|fold|partition)")
+_PART = re.compile(r"^$|\d|train|test|val|dev|hold|^(true|false|yes|no|none|nan)$")  # not arms that one folds
 _UNKNOWN = {"unknown", "unk", "missing", "not available", "not known", "undefined", "n.d.", "n.a.", "tbd", "-", "--"}
 _MARK = re.compile(r"-?(7{2,}|8{2,}|9+)|-[78]")
 _PEEK = 512  # rows that are looked at first
@@ -271,7 +272,8 @@ def _splits(seen: SeenData) -> Iterator[str]:
     for name in first.images.column_names:
         columns = [raw.images[name] for raw in seen.raws if name in raw.images.column_names]
         values = {str(value).strip().lower() for column in columns for value in pc.unique(column).to_pylist()[:_FEW]}
-        if _SPLIT.fullmatch(name.lower()) or (len(values) > 1 and values <= {*PARTS}):
+        named = _SPLIT.fullmatch(name.lower()) and all(map(_PART.search, values))
+        if named or (len(values) > 1 and values <= {*PARTS}):
             yield (
                 f"column {name!r} of {first.source} seems to say which rows are for training and which for the test, "
                 f"and nothing follows it: put rows for the test into a file of their own, and leave the column out "
@@ -311,7 +313,8 @@ def _two_labels(seen: SeenData) -> Iterator[str]:
     if several and _improbable(len(several), rows * rows / 2 * chance(train.x)):
         yield (
             f"{counted(len(several), 'sample')} of {seen.raws[0].source} {'is' if len(several) == 1 else 'are'} there "
-            f"with several labels ({listed(map(repr, (data.classes[k] for k in several[0])))}): correct them"
+            f"with several labels ({listed(map(repr, (data.classes[k] for k in several[0])))}): correct them, "
+            "unless they are different samples that look alike"
         )
 
 

@@ -330,7 +330,7 @@ def agree(table: Table, told: Sequence[ColumnSums]) -> Table:
     if constant := [name for name, (_, std) in scales.items() if not std]:
         tell(
             "a model learns nothing from columns with one value at all silos, or fewer than --min-count others at "
-            f"each: leave them out with --drop-columns={constant}"
+            f"each: lower --min-count, or leave them out with --drop-columns={constant}"
         )
     vocabularies = tuple(tuple(sorted(total.categories[name], key=natural)) for name in table.categorical)
     for name, known in zip(table.categorical, vocabularies, strict=True):
@@ -408,15 +408,20 @@ def told_by(client: ClientData, dataset: Dataset, times: Sequence[float] = ()) -
     return ColumnSums(moments, missing, categories, table.dates, table.missing, client.name, classes, followed=followed)
 
 
-def agreed(fed: FederatedData) -> FederatedData:
+def agreed(fed: FederatedData, *, mixed: bool = False) -> FederatedData:
     """Return the federation with one scaling for all clients, from what each reports about its training rows.
 
     The columns of a table and the targets of a regression are scaled, and the times of survival.
+
+    Args:
+        fed: with tables that are not scaled yet.
+        mixed: a partition dealt out the rows of one source, so no client's unit or codes can differ from the others'.
     """
     if not fed.dataset.least:
         return fed
     told = [told_by(client, fed.dataset) for client in fed.clients]
-    check_units(told)
+    if not mixed:
+        check_units(told)
     after, task = fed.dataset.inputs, fed.dataset.task
     if isinstance(after, Table):
         after = agree(after, told)

@@ -79,6 +79,8 @@ def share_out(
     rows: Sequence[Rows],
     test_rows: Sequence[Rows],
     val_fraction: float,
+    *,
+    mixed: bool = False,
 ) -> FederatedData:
     """Make clients that hold the given rows, the first `int(val_fraction * n)` of n training rows for validation.
 
@@ -93,7 +95,7 @@ def share_out(
     validation = _validation(dataset.train, rows, val_fraction)
     pairs = [*zip(rows, validation, strict=True)]
     parts = [r[~val] for r, val in pairs], [r[val] for r, val in pairs], test_rows
-    return agreed(FederatedData(dataset, Shares(names, dataset, parts).clients()))
+    return agreed(FederatedData(dataset, Shares(names, dataset, parts).clients()), mixed=mixed)
 
 
 def _validation(train: Samples, rows: Sequence[Rows], share: float) -> list[NDArray[np.bool_]]:
@@ -408,7 +410,8 @@ def split(
     rows = partition.assign(dataset, clients, np.random.default_rng(seed))
     train_keys, test_keys = _keys(dataset, partition)
     test_rows = divide(train_keys, rows, test_keys)
-    made = share_out(dataset, _names(dataset, partition, clients), rows, test_rows, val_fraction)
+    mixed = isinstance(partition, Iid | Dirichlet | Pathological)
+    made = share_out(dataset, _names(dataset, partition, clients), rows, test_rows, val_fraction, mixed=mixed)
     how = {"partition": str(partition), "clients": clients, "seed": seed, "val_fraction": val_fraction}
     return coming_from(made, dataset.origin if isinstance(partition, _SPELLED) else None, **how)
 
