@@ -133,7 +133,7 @@ def records() -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("seed", range(3))
 def test_nothing_that_a_silo_gives_depends_on_more_than_its_groups(seed: int) -> None:
     """Coordinator and all other silos together: records of a group may change their numbers and labels with others."""
-    method = replace(SMALL, rounds=3, trees=2, depth=2, min_active=10)
+    method = replace(SMALL, rounds=3, trees=2, columns=0.9, depth=2, min_active=10)
     x, y = records()
     group = torch.unique(grouped(x.double(), 10, 0), dim=0, return_inverse=True)[1]
     assert group.bincount().min() >= 10
@@ -237,10 +237,12 @@ def test_a_table_with_gaps_and_categories_is_learned(tmp_path: Path) -> None:
 
 
 def test_other_models_and_tasks_are_refused() -> None:
+    with pytest.raises(UserError, match=r"columns .*below 1"):
+        Trees(trees=2, columns=1.0)
     with pytest.raises(UserError, match="a model of its own"):
         run(SMALL, held("binary"), "table_mlp")
     with pytest.raises(UserError, match="other trees"):
-        transcript(SMALL, *records(), [crafted(SMALL, 4, 0)[0], crafted(replace(SMALL, trees=2), 4, 0)[1]])
+        transcript(SMALL, *records(), [crafted(SMALL, 4, 0)[0], crafted(replace(SMALL, trees=2, columns=0.9), 4, 0)[1]])
     with pytest.raises(UserError, match="other columns"):
         transcript(SMALL, *records(), crafted(SMALL, 5, 0))
     with pytest.raises(UserError, match="whole numbers"):

@@ -27,6 +27,7 @@ from ekiden.authoring import (
     UserError,
     Weights,
     on_client,
+    require,
 )
 from ekiden.base.modular import fixed, real
 from ekiden.base.seeds import derive
@@ -218,6 +219,10 @@ class Trees(Method):
     """order of the clients: given, reversed, random, or names separated by commas; the last one grows the trees"""
 
     traits = Traits(private=Growing, averages=False, needs=VECTORS)
+
+    def __post_init__(self) -> None:
+        """Refuse trees that would all be the same."""
+        require(self.trees == 1 or self.columns < 1, "columns", self.columns, "below 1, unless --trees=1")
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse an order that does not name the clients."""
