@@ -145,10 +145,6 @@ def _calibrated(
     task, classes = silos.dataset.task, silos.dataset.classes
     if task.kind != "classification" or len(classes) != 2 or result.weights is None:
         raise UserError("calibrate is for a global model of two classes: leave it out")
-    if not any(len(client.val) for client in silos.clients):
-        raise UserError(
-            "there are no validation data to fit a recalibration to: make the run again with --val-fraction=0.1"
-        )
     test = result.judge(silos.for_tuning())
     found = test.figures(test.scores(result.weights, full=True))
     how = Recalibration.fitted(form, found, threshold, model_in(path))

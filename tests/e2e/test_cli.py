@@ -454,7 +454,7 @@ def test_flags_are_named_without_rules_of_ascii_terminals(refused: Call, monkeyp
 
 
 def test_tuning_needs_validation_data(refused: Call) -> None:
-    assert "no validation data to choose settings on: raise --val-fraction" in refused(
+    assert "no validation samples, which choose settings and recalibrate: run with --val-fraction 0.1" in refused(
         "run", "fedseq", "--tune", "--val-fraction", "0"
     )
 

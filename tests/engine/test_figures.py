@@ -351,3 +351,12 @@ def test_joined_bins_say_little_about_where_one_sample_is() -> None:
         seen.add(joined(rows, 10).numpy().tobytes())
     assert len(exact) == 33
     assert len(seen) <= 3
+
+
+def test_the_interval_of_few_positives_is_no_narrower_than_that_of_as_few_draws() -> None:
+    """One positive above 98 of 100 negatives says little, though its distance to them varies little."""
+    low, high = np.zeros(4), np.array([0.0, 0.0, 1.0, 0.0])
+    low[:] = (60, 38, 0, 2)
+    area = Ranked(low, high, np.array([0.1, 0.4, 0.6, 0.9]), np.array([0.0, 0.25, 0.5, 0.75, 1.0])).delong()
+    assert area[0] < 0.3
+    assert area[1] > 0.98

@@ -291,7 +291,7 @@ def test_every_field_of_a_run_folder_is_checked_or_said_to_be_unproven(
     assert tried > 60
     allowed = {("config.json", "hardware"), ("config.json", "remote_plan")}
     if method.title() == "fedavg":  # what the server did, and how much of that it reported
-        allowed |= {("ledger.jsonl", f) for f in ("step", "source", "target", "task", "missing")}
+        allowed |= {("ledger.jsonl", f) for f in ("step", "source", "target", "task", "missing", "value")}
         allowed |= {("metrics.jsonl", "forward"), ("metrics.jsonl", "backward"), ("custody.jsonl", "(a line gone)")}
     free = {one for one in passed if one[0] != "network.jsonl" and one[1] != "metadata"}
     assert ("network.jsonl" in names) == (("network.jsonl", "sent") in passed)

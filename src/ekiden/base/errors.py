@@ -132,7 +132,7 @@ _MEANT = {
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
     """Return the error for a name that is not among `known`; its nearest match comes first."""
-    known = sorted(known)
+    known = sorted(filter(None, known))
     if not known:
         return UserError(f"unknown {what} {name!r}: leave it out")
     near = nearest(name, known, n=1, cutoff=0.5)

@@ -414,7 +414,9 @@ class FederatedData:
         """
         rows = torch.cat([client.val.rows for client in self.clients])
         if not len(rows):
-            raise UserError("there are no validation data to choose settings on: raise --val-fraction")
+            raise UserError(
+                "there are no validation samples, which choose settings and recalibrate: run with --val-fraction 0.1"
+            )
         test = self.dataset.train.taken(rows)
         places = torch.split(torch.arange(len(rows)), [len(client.val) for client in self.clients])
         clients = (replace(c, test=Subset(test, at)) for c, at in zip(self.clients, places, strict=True))

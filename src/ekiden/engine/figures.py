@@ -14,6 +14,7 @@ from ekiden.base.checks import Checked, Range
 from ekiden.engine.counting import FIXED, GROUPS, Counting, OfClasses, OfLabels, OfNumbers, OfTimes
 
 Interval = tuple[float, float]
+_FEW = 10  # samples of a kind below which DeLong's variance is too small
 _Z = 1.959963984540054  # of the normal distribution, for 95 %
 RECALIBRATIONS = ("platt", "temperature")
 _STEEPEST = 100.0  # slope of a recalibration; with a larger one the scores separate the classes
@@ -370,7 +371,8 @@ class Ranked:
     def delong(self) -> Interval:
         """Return DeLong's interval of the area, on the logit scale.
 
-        If all pairs are in order, its variance is 0; then the lower end is Wilson's for the rarer of both kinds.
+        Of few samples its variance is too small, and 0 if all pairs are in order. So with fewer than 10 of the rarer
+        kind, it is at least as wide as Wilson's interval of as large a share of these.
 
         Elizabeth DeLong, David DeLong, Daniel Clarke-Pearson: Comparing the areas under two or more correlated receiver
         operating characteristic curves. Biometrics 44, 1988.
@@ -383,12 +385,13 @@ class Ranked:
             float(weights @ (placed - area) ** 2) / max(total - 1, 1) / total
             for weights, placed, total in ((self.high, of_high, positives), (self.low, of_low, negatives))
         )
+        rare = float(min(negatives, positives))
+        share = wilson(area * rare, rare)
         if not 0 < area < 1 or variance <= 0:
-            rare = float(min(negatives, positives))
-            return wilson(round(area * rare), rare)
+            return share
         middle, spread = np.log(area / (1 - area)), _Z * sqrt(variance) / (area * (1 - area))
-        low, high = (1 / (1 + np.exp(-(middle + sign * spread))) for sign in (-1, 1))
-        return float(low), float(high)
+        low, high = (float(1 / (1 + np.exp(-(middle + sign * spread)))) for sign in (-1, 1))
+        return (low, high) if rare >= _FEW else (min(low, share[0]), max(high, share[1]))
 
     def bootstrap(self) -> dict[str, Interval]:
         """Return percentile intervals of what has no formula, from samples drawn again from the bins."""

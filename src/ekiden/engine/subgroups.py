@@ -104,6 +104,8 @@ def divisions(by: Sequence[str]) -> tuple[Division, ...]:
         UserError: one is not a column, or is there twice.
     """
     found = tuple(Division.parse(text) for part in by for text in part.split(",") if text)
+    if by and not found:
+        raise UserError("--by names no column: give one, such as --by sex, or leave it out")
     columns = [one.column for one in found]
     if twice := next((name for name in columns if columns.count(name) > 1), None):
         raise UserError(f"--by names column {twice!r} twice: two divisions subtracted would show a few samples")
