@@ -279,4 +279,6 @@ def test_a_test_notices_that_a_defence_is_gone(defence: str, tmp_path: Path) -> 
     except subprocess.TimeoutExpired:
         assert defence in HANGS
         return
-    assert done.returncode == 1, done.stdout.decode()[-2000:]
+    # A server that the test left waiting may also take the interpreter down at its end.
+    assert done.returncode, done.stdout.decode()[-2000:]
+    assert b"\nFAILED " in done.stdout, done.stdout.decode()[-2000:]
