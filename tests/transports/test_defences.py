@@ -56,6 +56,12 @@ DEFENCES = {
         "differ if alike else 0",
         "tests/transports/test_told_sums.py::test_all_columns_in_another_unit_hide_no_patient",
     ),
+    "errors say nothing of samples": (
+        f"{FLOWER}/silo/silo.py",
+        'reason = f"it failed with {type(error).__name__}; its own log says why"',
+        "reason = str(error)",
+        "tests/transports/test_silo.py::test_what_an_error_says_of_a_sample_stays_at_the_silo",
+    ),
     "few values that differ": (
         "data/moments.py",
         "if few:",

@@ -103,6 +103,15 @@ def model(agreed: Agreement = TERMS) -> Weights:
     return networks.initial_weights(agreed.setup(Dataset("none", none, none, agreed.classes), Hardware(threads=1)))
 
 
+def test_what_an_error_says_of_a_sample_stays_at_the_silo(file: SiloFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("cannot convert 'Mary Smith' in scans/mary.png")
+
+    monkeypatch.setattr("ekiden.transports.flower.silo.tasks.SiloTasks.do", fail)
+    assert said(file, task()) == "it failed with ValueError; its own log says why"
+    assert "Mary Smith" in (file.folder / "requests.log").read_text()
+
+
 def test_a_good_request_is_done(file: SiloFile) -> None:
     assert said(file, task()) == ""
     assert said(file, task(model=model())) == ""

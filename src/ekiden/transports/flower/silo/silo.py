@@ -78,8 +78,10 @@ class Silo:
                 reason = error.told
         except Exception as error:  # from torch or from the user's own data function
             log.exception("a request failed")
-            reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            self._note(f"failed at {what}: {reason}")
+            self._note(f"failed at {what}: {type(error).__name__}: {error}")
+            reason = (
+                f"it failed with {type(error).__name__}; its own log says why"  # the text may hold a sample's value
+            )
         return pack(Answer(self._file.name, error=reason))
 
     @property
