@@ -79,9 +79,8 @@ class Silo:
         except Exception as error:  # from torch or from the user's own data function
             log.exception("a request failed")
             self._note(f"failed at {what}: {type(error).__name__}: {error}")
-            reason = (
-                f"it failed with {type(error).__name__}; its own log says why"  # the text may hold a sample's value
-            )
+            # The text may hold a sample's value.
+            reason = f"it failed with {type(error).__name__}; its own log says why"
         return pack(Answer(self._file.name, error=reason))
 
     @property
