@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 FLOWER = "transports/flower"
 CRAFTED = "tests/transports/test_crafted_features.py"
 PRIVATE = "tests/transports/test_private_sums.py"
+COLUMNS = "tests/transports/test_noisy_columns.py"
 LOG = "tests/transports/test_request_log.py"
 DEFENCES = {
     "the result is models only": (
@@ -133,6 +134,24 @@ DEFENCES = {
         "part.long().cpu() + drawn(s, part.numel()).view(part.shape)",
         "part.long().cpu()",
         f"{PRIVATE}::test_two_of_three_silos_that_know_the_seed_do_not_see_behind_the_noise_of_the_third",
+    ),
+    "sums of columns have noise": (
+        f"{FLOWER}/silo/noisy_columns.py",
+        "(np.concatenate(parts) + drawn)",
+        "np.concatenate(parts)",
+        f"{COLUMNS}::test_noise_hides_the_patient_that_the_difference_of_two_sums_shows",
+    ),
+    "noise of sums of columns covers a whole row": (
+        f"{FLOWER}/silo/noisy_columns.py",
+        "math.sqrt(3 * len(numbers) + len(names))",
+        "0.3",
+        f"{COLUMNS}::test_noise_hides_the_patient_that_the_difference_of_two_sums_shows",
+    ),
+    "noisy sums of columns are charged": (
+        f"{FLOWER}/silo/noisy_columns.py",
+        "budget.spend(file, dp, spent)",
+        "",
+        f"{COLUMNS}::test_noisy_sums_are_charged_before_they_leave_and_end_with_the_budget",
     ),
     "noise is shared only where a silo allows it": (
         f"{FLOWER}/silo/budget.py",

@@ -25,6 +25,7 @@ from ekiden.methods import among, between_machines
 from ekiden.recipe import Recipe
 from ekiden.results import tracking
 from ekiden.runs import launch, summary
+from ekiden.training.private import DP
 from ekiden.transports.flower import commands, supernode
 from ekiden.transports.flower.commands import Security
 from ekiden.transports.flower.coordinator import federation as federations
@@ -33,7 +34,7 @@ from ekiden.transports.flower.coordinator.remote_plan import RemotePlan, check, 
 from ekiden.transports.flower.coordinator.session import EVALUATIONS
 from ekiden.transports.flower.coordinator.verify import terms as signed_terms
 from ekiden.transports.flower.coordinator.verify import verify as custody_of
-from ekiden.transports.flower.silo import approval, participation, silo_file
+from ekiden.transports.flower.silo import approval, noisy_columns, participation, silo_file
 from ekiden.transports.flower.silo.silo_file import Limits, SiloFile
 from ekiden.transports.flower.trust import keys, roster
 from ekiden.transports.flower.trust.agreement import check_name
@@ -148,6 +149,8 @@ class SumsOptions:
     """JSON file to write; by default NAME-sums.json next to it. Read it before you give it away"""
     times: tuple[Positive, ...] = ()
     """for survival: also tell how many rows had the event up to each of these times, which all silos agree on"""
+    dp: str = ""
+    """tell noisy sums, as in --dp epsilon=1,delta=1e-6; needs data.schema with bounds, and counts in limits.epsilon"""
 
 
 @dataclass(frozen=True)
@@ -251,7 +254,10 @@ def sums(options: SumsOptions) -> None:
     """`ekiden silo sums silo.toml`."""
     file = silo_file.read(options.file).holding(options.data)
     out = options.out or file.path.parent / f"{'-'.join(filter(None, (file.name, options.data)))}-sums.json"
-    write(out, [file.sums(options.times).to_json().encode()])
+    if (dp := DP.parse(options.dp)) and options.times:
+        raise UserError("--times has no noise: leave out --times or --dp")
+    found = noisy_columns.sums(file, dp) if dp else file.sums(options.times)
+    write(out, [found.to_json().encode()])
     say(f"wrote {out}: read it, then give it to the coordinator")
 
 

@@ -115,9 +115,27 @@ class LedgerKeeper:
                 )
             _check_runs(self.file, self.terms.run, dp, lines)
             if note:
-                at = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-                _append(ledger, LedgerLine(at, self.terms.run, dp.epsilon, dp.delta, mark, **asdict(spent)))
+                _append(ledger, _line(self.terms.run, dp, mark, spent))
         return key
+
+
+def spend(file: SiloFile, dp: DP, spent: Spent) -> None:
+    """Write down that noisy sums leave a silo outside of a run, or refuse that.
+
+    Args:
+        file: the silo's own.
+        dp: the promise.
+        spent: what the sums tell.
+    """
+    ledger, name = file.folder / FILE, f"sums-{secrets.token_hex(8)}"
+    file.folder.mkdir(parents=True, exist_ok=True)
+    with locked(lock_file(ledger)):
+        _check_runs(file, name, dp, _read(ledger))
+        _append(ledger, _line(name, dp, "", spent))
+
+
+def _line(run: str, dp: DP, mark: str, spent: Spent) -> LedgerLine:
+    return LedgerLine(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", run, dp.epsilon, dp.delta, mark, **asdict(spent))
 
 
 def _check_runs(file: SiloFile, run: str, dp: DP, lines: Sequence[LedgerLine]) -> None:

@@ -253,6 +253,17 @@ class SiloFile:
         Raises:
             UserError: the difference from what it reported before would show single rows.
         """
+        found, client = self.unscaled()
+        differences.note(self.folder, client, found, times)
+        rows: list[bytes] = []
+        if salt := self.data.fingerprints.encode():
+            if not _LEAST_SALT <= len(salt) <= _MOST_SALT:
+                raise UserError(f"{self.path}: data.fingerprints is a secret of {_LEAST_SALT} to {_MOST_SALT} bytes")
+            rows = [row for part in (found.train, found.test) for row in fingerprints(part.x, found.inputs, salt)]
+        return replace(told_by(client, found, times), silo=self.name, rows=tuple(sorted(row.hex() for row in rows)))
+
+    def unscaled(self) -> Held:
+        """Load rows on whose scale the silos have not agreed yet."""
         found = None if self.data.python else self.read()
         if found is None or not found.least:
             raise UserError(
@@ -260,15 +271,7 @@ class SiloFile:
                 "data.agreed)"
             )
         held = split(replace(found, least=0), Iid(), 1, seed=0, val_fraction=self.data.val_fraction)
-        differences.note(self.folder, held.clients[0], found, times)
-        rows: list[bytes] = []
-        if salt := self.data.fingerprints.encode():
-            if not _LEAST_SALT <= len(salt) <= _MOST_SALT:
-                raise UserError(f"{self.path}: data.fingerprints is a secret of {_LEAST_SALT} to {_MOST_SALT} bytes")
-            rows = [row for part in (found.train, found.test) for row in fingerprints(part.x, found.inputs, salt)]
-        return replace(
-            told_by(held.clients[0], found, times), silo=self.name, rows=tuple(sorted(row.hex() for row in rows))
-        )
+        return found, held.clients[0]
 
     @property
     def schemas(self) -> list[Path]:

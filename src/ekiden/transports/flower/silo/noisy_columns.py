@@ -1,0 +1,165 @@
+"""Sums of a silo's columns under differential privacy: bounds from the study's schema, and noise in whole numbers.
+
+A row adds (1, u, u²) to the sums of each column of numbers, where u in [-1, 1] is its value between the schema's
+bounds, or 1 to the count of missing values; and 1 to the count of one category of each other column. So it moves all
+sums together by a vector no longer than √(3·numbers + others), and one discrete Gaussian
+(`ekiden.training.private_sums`) hides that.
+"""
+
+import json
+import math
+import secrets
+from dataclasses import dataclass
+
+import numpy as np
+
+from ekiden.base.errors import UserError, listed
+from ekiden.data import schema as schemas
+from ekiden.data.kinds import Table
+from ekiden.data.kinds.tables import Numbers
+from ekiden.data.moments import ColumnMoments, ColumnSums, target
+from ekiden.data.samples import ClientData, Dataset
+from ekiden.data.schema import Schema
+from ekiden.data.tasks import Classification, ScaledTask
+from ekiden.training.private import DP, Noise
+from ekiden.training.private_sums import Draw, planned
+from ekiden.transports.flower.silo import budget
+from ekiden.transports.flower.silo.silo_file import SiloFile
+
+_GRID = 1024
+"""u and u² are rounded to multiples of 1/1024"""
+_LABEL = target("")
+
+
+def sums(file: SiloFile, dp: DP) -> ColumnSums:
+    """Return what the silo reports about its training rows, with noise, once it is written down that ε is spent.
+
+    Raises:
+        UserError: there is no schema that bounds every column, or the silo's limits do not admit ε.
+    """
+    if dp.honest > 1 or dp.clip != DP(dp.epsilon).clip:
+        raise UserError("--dp of sums of columns has epsilon and delta alone: the schema bounds the rows")
+    if file.data.fingerprints:
+        raise UserError(f"{file.path}: fingerprints show rows, noise or not: leave out data.fingerprints")
+    dataset, client = file.unscaled()
+    if not file.schema:
+        raise UserError(f"{file.path}: noise needs the bounds of all columns: name the study's schema by data.schema")
+    numbers, names = _columns(dataset, client, schemas.parsed(json.loads(file.schema)))
+    spent = planned(dp, len(client.train), file.name)
+    deviation = math.ceil(spent.noise * math.sqrt(3 * len(numbers) + len(names)) * _GRID)
+    parts = [*(column.sums() for column in numbers.values()), *(column.sums() for column in names.values())]
+    budget.spend(file, dp, spent)
+    drawn = Draw(Noise(secrets.token_bytes(32))).gaussian(deviation, sum(map(len, parts))).numpy()
+    noisy = np.split((np.concatenate(parts) + drawn) / _GRID, np.cumsum([len(part) for part in parts])[:-1])
+    moments, missing, categories = dict[str, ColumnMoments](), dict[str, int](), dict[str, dict[str, int]]()
+    for (name, column), told in zip(numbers.items(), noisy, strict=False):
+        moments[name] = column.moments(told[1:], dataset.least, deviation / _GRID)
+        if not name.startswith(_LABEL):
+            missing[name] = _rows(told[0], dataset.least)
+    for (name, others), told in zip(names.items(), noisy[len(numbers) :], strict=True):
+        counts = {category: _rows(n, dataset.least) for category, n in zip(others.allowed, told, strict=True)}
+        categories[name] = {category: n for category, n in counts.items() if n}
+    table, classes = Table.of(dataset.inputs), categories.pop(_LABEL, {})
+    return ColumnSums(moments, missing, categories, table.dates, table.missing, file.name, classes)
+
+
+@dataclass(frozen=True)
+class _NumberColumn:
+    """A column of numbers (n,), NaN where one is missing, between two bounds."""
+
+    values: Numbers
+    low: float
+    high: float
+
+    def sums(self) -> Numbers:
+        """Return the number of missing values, of others, Σu and Σu², in units of 1/1024."""
+        present = self.values[~np.isnan(self.values)]
+        middle, half = self._scale()
+        u = np.clip((present - middle) / half, -1, 1)
+        found: Numbers = np.array(
+            [
+                _GRID * (len(self.values) - len(present)),
+                _GRID * len(present),
+                np.round(_GRID * u).sum(),
+                np.round(_GRID * u * u).sum(),
+            ]
+        )
+        return found
+
+    def moments(self, told: Numbers, least: int, deviation: float) -> ColumnMoments:
+        """Return moments that values between the bounds can have; a spread that noise hides is as large as the noise.
+
+        Args:
+            told: noisy number of values, Σu and Σu².
+            least: the smallest number of values of which something is told.
+            deviation: of the noise.
+        """
+        count = _rows(told[0], max(least, 1))
+        if not count:
+            return ColumnMoments()
+        middle, half = self._scale()
+        mean = float(np.clip(told[1] / count, -1, 1))
+        spread = float(np.clip(told[2] / count - mean**2, min(1.0, deviation / count), 1))
+        return ColumnMoments(count, middle + half * mean, count * half**2 * spread)
+
+    def _scale(self) -> tuple[float, float]:
+        return (self.low + self.high) / 2, (self.high - self.low) / 2 or 1.0
+
+
+@dataclass(frozen=True)
+class _NameColumn:
+    """The categories of rows, and those that the schema allows."""
+
+    values: tuple[str, ...]
+    allowed: tuple[str, ...]
+
+    def sums(self) -> Numbers:
+        """Return the rows of each allowed category, in units of 1/1024."""
+        found: Numbers = np.array([_GRID * float(self.values.count(category)) for category in self.allowed])
+        return found
+
+
+def _columns(
+    dataset: Dataset, client: ClientData, schema: Schema
+) -> tuple[dict[str, _NumberColumn], dict[str, _NameColumn]]:
+    """Return the columns and labels of a silo's training rows as `ColumnSums` names them; `_LABEL` are classes."""
+    table, x, y = Table.of(dataset.inputs), client.train.x.double().numpy(), client.train.y
+    numbers = {name: x[:, k] for k, name in enumerate(table.numeric)}
+    if isinstance(dataset.task, ScaledTask):
+        measured = dataset.task.measured(y).double().numpy()
+        numbers |= {target(name): measured[:, k] for k, name in enumerate(dataset.classes)}
+    names = {
+        name: [("", *known)[int(code)] for code in x[:, k]]
+        for k, (name, known) in enumerate(zip(table.categorical, table.vocabularies, strict=True), len(table.numeric))
+    }
+    bounds = {name: schema.columns[name.removeprefix(_LABEL)] for name in numbers}
+    allowed = {name: schema.columns[name].categories for name in names}
+    if isinstance(dataset.task, Classification):
+        names[_LABEL] = [dataset.classes[k] for k in y.tolist()]
+        allowed[_LABEL] = schema.classes or ()
+    lacking = [name for name, column in bounds.items() if column.least is None or column.most is None]
+    if lacking or not all(allowed.values()):
+        shown = [name.removeprefix(_LABEL) or "label" for name in (*lacking, *(n for n, c in allowed.items() if not c))]
+        raise UserError(
+            f"noise hides a row only between known bounds: give least and most, or categories, of {listed(shown)} in "
+            "the schema"
+        )
+    return (
+        {
+            name: _NumberColumn(
+                values, column.number(column.least), column.number(column.most) + (column.kind == "date")
+            )
+            for (name, values), column in zip(numbers.items(), bounds.values(), strict=True)
+            if column.least is not None and column.most is not None
+        },
+        {
+            name: _NameColumn(tuple(values), allowed[name] if name == _LABEL else ("", *allowed[name]))
+            for name, values in names.items()
+        },
+    )
+
+
+def _rows(noisy: float, least: int) -> int:
+    """Return a noisy count; 0 if it is smaller than the least that is told."""
+    found = round(noisy)
+    return found if found >= max(least, 1) else 0
