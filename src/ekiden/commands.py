@@ -29,6 +29,7 @@ from ekiden.results import divided
 from ekiden.results.clock import Devices, devices_of
 from ekiden.results.recalibration import Recalibration, model_in
 from ekiden.results.result import LoadedModel, ModelSource, Result
+from ekiden.results.survival import Baseline
 from ekiden.runs import launch, summary
 from ekiden.runs import queue as queues
 from ekiden.runs.plan import federation_in, in_memory, plan_in, rerun
@@ -285,6 +286,8 @@ def predict(
     client: str = ...,
     column: str = ...,
     threshold: float | None = ...,
+    at: Sequence[float] = ...,
+    baseline: Baseline | None = ...,
     network: ModelSource | None = ...,
 ) -> list[dict[str, Any]]: ...
 
@@ -298,6 +301,8 @@ def predict(
     client: str = ...,
     column: str = ...,
     threshold: float | None = ...,
+    at: Sequence[float] = ...,
+    baseline: Baseline | None = ...,
     network: ModelSource | None = ...,
     overwrite: bool = ...,
 ) -> int: ...
@@ -311,6 +316,8 @@ def predict(
     client: str = "",
     column: str = "",
     threshold: float | None = None,
+    at: Sequence[float] = (),
+    baseline: Baseline | None = None,
     network: ModelSource | None = None,
     overwrite: bool = False,
 ) -> list[dict[str, Any]] | int:
@@ -325,6 +332,8 @@ def predict(
         column: column of tables that holds the samples; by default that of the run's own data.
         threshold: of two classes, the probability from which on a sample is of the second one; by default the one that
             `ekiden evaluate --calibrate` chose, or 1/2.
+        at: of times and events: times at which survival is told, in columns `survival_TIME`.
+        baseline: the hazard from which it follows; by default the model's own. `Result.baseline` makes one from rows.
         network: as in `ekiden.load_model`.
         overwrite: whether a file that is there is replaced.
 
@@ -341,9 +350,17 @@ def predict(
         model = load_model(model, client=client, network=network)
     given = source if predictions.is_frame(source) else _paths(source)
     if out is None:
-        return predictions.rows(model, given, column=column, threshold=threshold)
-    place = os.fspath(out)
-    return predictions.predict(model, given, place, column=column, overwrite=overwrite, threshold=threshold)
+        return predictions.rows(model, given, column=column, threshold=threshold, at=at, baseline=baseline)
+    return predictions.predict(
+        model,
+        given,
+        os.fspath(out),
+        column=column,
+        overwrite=overwrite,
+        threshold=threshold,
+        at=at,
+        baseline=baseline,
+    )
 
 
 def export(

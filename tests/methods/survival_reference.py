@@ -13,6 +13,11 @@ CUT = 90
 """rows of the first silo; the second one has the rest"""
 
 
+TIMES = (100.0, 200.0, 300.0, 500.0)
+SHOWN = slice(3)
+"""patients whose survival at these times is predicted"""
+
+
 def cohort(n: int = 200) -> dict[str, Any]:
     """Patients of two hospitals with different hazards, and with ties among the times."""
     r = np.random.default_rng(7)
@@ -58,6 +63,13 @@ def _reference() -> dict[str, Any]:
                 for left in (0.75, 0.5, 0.25)
             ],
         }
+    patients, times = x.iloc[SHOWN], list(TIMES)
+    whole = CoxPHFitter().fit(
+        x.assign(days=table["days"], died=table["died"]), "days", "died", fit_options={"precision": 1e-12}
+    )
+    shares = {"one silo": whole.predict_survival_function(patients, times=times)}
+    for k, name in enumerate("ab"):
+        shares[name] = fit.predict_survival_function(patients.assign(silo=k), times=times)
     test = multivariate_logrank_test(table["days"], silo, table["died"])
     return {
         "estimate": fit.params_.tolist(),
@@ -67,6 +79,7 @@ def _reference() -> dict[str, Any]:
             name: concordance_index(table["days"][part], -risk[part], table["died"][part])
             for name, part in parts.items()
         },
+        "survival": {name: found.to_numpy().T.tolist() for name, found in shares.items()},
         "curves": curves,
         "log-rank": [test.test_statistic, test.p_value],
     }

@@ -126,7 +126,7 @@ def test_sums_that_do_not_fit_are_refused() -> None:
     with pytest.raises(UserError, match="other coefficients"):
         own.plus(other)
     with pytest.raises(UserError, match="do not fit together"):
-        Derivatives(own.gradient, other.hessian, own.squares, 0, 4)
+        Derivatives(own.gradient, other.hessian, own.squares, own.hazard, 0, 4)
     with pytest.raises(UserError, match="have no room"):
         derivatives("linear", torch.full((4, 2), 1e9), torch.ones(4, 1), start("linear", 1, 2).values)
     far = Coefficients(torch.full((1, 2), 800.0, dtype=torch.float64), own.gradient.double(), 0)

@@ -1,7 +1,9 @@
 """Times and events: Cox regression and the C-index against lifelines, and what is refused or named."""
 
 import json
+from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +11,21 @@ import numpy as np
 import pytest
 import torch
 
+import ekiden
 from ekiden import GLM, FederatedData, UserError, federate, run
 from ekiden.data import load
+from ekiden.data.curves import baseline, hazard_counts
 from ekiden.data.tasks import Survival
 from ekiden.data.tasks.base import Scores
 from ekiden.data.tasks.measures import pairs
 from ekiden.engine.counting import Care, counting_of
 from ekiden.engine.figures import Wanted, figures
+from ekiden.engine.method import Size
 from ekiden.results.result import Result
-from tests.methods.survival_reference import CUT, cohort
+from ekiden.results.survival import Baseline
+from ekiden.serving.card import card
+from ekiden.training.network import Network
+from tests.methods.survival_reference import CUT, SHOWN, TIMES, cohort
 
 REFERENCE: dict[str, Any] = json.loads((Path(__file__).parent / "survival.json").read_text())
 ROWS = {"a": slice(0, CUT), "b": slice(CUT, None)}
@@ -27,11 +35,22 @@ NAMES = ["age", "bmi", "sex = m", "stage = II", "stage = III"]
 pytestmark = pytest.mark.filterwarnings("ignore:.* equal a training row", "ignore:.* with one value")
 
 
-def held(**changed: Any) -> FederatedData:
+def held(rows: dict[str, slice] = ROWS, **changed: Any) -> FederatedData:
     """Two silos; all rows are for training, and for testing too."""
     table = cohort() | changed
-    silos: list[Any] = [{name: list(values[rows]) for name, values in table.items()} for rows in ROWS.values()]
-    return federate(silos, tests=silos, names=[*ROWS], val_fraction=0.0, label_column=LABELS, task="survival")
+    silos: list[Any] = [{name: list(values[part]) for name, values in table.items()} for part in rows.values()]
+    return federate(silos, tests=silos, names=[*rows], val_fraction=0.0, label_column=LABELS, task="survival")
+
+
+def patients(rows: slice = SHOWN) -> dict[str, Any]:
+    """Some of the patients, as columns."""
+    return {name: list(values[rows]) for name, values in cohort().items()}
+
+
+def shares(model: Any, **options: Any) -> list[list[float]]:
+    """Survival of the first patients at the times of the reference."""
+    found = ekiden.predict(model, patients(), at=TIMES, **options)
+    return [[row[f"survival_{time:g}"] for time in TIMES] for row in found]
 
 
 @cache
@@ -68,6 +87,78 @@ def test_its_hazard_expects_as_many_events_as_there_are() -> None:
     with torch.no_grad():
         expected = data.train.y[:, 0] / task.mean[0] * fitted().model(data.train.x)[:, 0].double().exp()
     assert float(expected.sum()) == pytest.approx(float(data.train.y[:, 1].sum()), rel=1e-5)
+
+
+def test_survival_is_that_of_the_pooled_baseline_hazard(tmp_path: Path) -> None:
+    """One silo: Breslow's estimate, though rows end between the times. Two: nearly that of all patients together."""
+    times = ",".join(f"{time:g}" for time in TIMES)
+    one = run(GLM(family="cox", laps=5, times=times), held({"a": slice(None)}), evaluate_every=10**9)
+    for found, wanted in zip(shares(one.load_model()), REFERENCE["survival"]["one silo"], strict=True):
+        assert found == pytest.approx(wanted, abs=1e-6)
+    grid, folder = ",".join(str(time) for time in range(20, 501, 20)), tmp_path / "run"
+    both = run(GLM(family="cox", laps=5, times=grid), held(), evaluate_every=10**9, folder=folder)
+    assert both.bytes == both.build.method.cost(2, Size.of(Network(both.model)))
+    found = ekiden.load_model(folder).baseline
+    assert found
+    assert found.hazard == pytest.approx(breslow(both, found.times), rel=1e-6)
+    assert f"| {found.times[-1]:g} | {found.hazard[-1]:.6g} |" in card(ekiden.open_run(folder))
+
+
+def breslow(result: Result, times: Sequence[float]) -> list[float]:
+    """Return Σ d / Σ exp(z) over the times of events of all patients together."""
+    y = held().dataset.train.y.numpy()
+    with torch.no_grad():
+        weights = result.model(held().dataset.train.x)[:, 0].double().exp().numpy()
+    steps = {t: y[y[:, 0] == t, 1].sum() / weights[y[:, 0] >= t].sum() for t in np.unique(y[:, 0])}
+    return [sum(step for t, step in steps.items() if t <= time) for time in times]
+
+
+def test_sums_of_silos_give_the_hazard_of_all_rows_where_none_ends_between_the_times() -> None:
+    table, draw = cohort(), np.random.default_rng(0)
+    y, risk = np.stack([table["days"], table["died"]], 1), draw.normal(size=200)
+    grid = np.arange(20.0, 901, 20)
+    each = [hazard_counts(y[part], risk[part], grid) for part in (slice(30), slice(30, 100), slice(100, 200))]
+    events, exposure = (sum(parts) for parts in zip(*each, strict=True))
+    assert baseline(events, exposure, 0) == pytest.approx(baseline(*hazard_counts(y, risk, grid), 0), rel=1e-12)
+
+
+def test_a_silo_that_names_its_rows_gets_the_survival_of_its_own_stratum() -> None:
+    for name, rows in ROWS.items():
+        own = fitted().baseline(patients(rows), TIMES, label_column=LABELS, task="survival")
+        for found, wanted in zip(shares(fitted().load_model(), baseline=own), REFERENCE["survival"][name], strict=True):
+            assert found == pytest.approx(wanted, abs=1e-6)
+    with pytest.raises(UserError, match="no row is followed up to 5000: choose earlier times"):
+        fitted().baseline(patients(ROWS["a"]), (5000.0,), label_column=LABELS, task="survival")
+
+
+def test_no_step_of_the_hazard_rests_on_fewer_than_five_events() -> None:
+    """On any grid: neighbours of a published time differ by five events or more, so no time of one event shows."""
+    table = cohort()
+    y, risk = np.stack([table["days"], table["died"]], 1), np.zeros(200)
+    for step in (1.0, 7.0, 60.0):
+        grid = np.arange(step, 900.0, step)
+        told = baseline(*hazard_counts(y, risk, grid), 5)
+        shown = grid[told > 0]
+        assert len(shown) > 5
+        steps = [y[(a < y[:, 0]) & (y[:, 0] <= b), 1].sum() for a, b in pairwise((0.0, *shown))]
+        assert min(steps) >= 5
+    assert min(y[y[:, 0] == t, 1].sum() for t in np.unique(y[:, 0])) == 0  # a finer grid does have smaller steps
+
+
+def test_survival_without_a_hazard_is_refused_and_a_network_has_a_constant_one() -> None:
+    with pytest.raises(UserError, match="Cox regression tells no baseline hazard by itself: run glm"):
+        shares(fitted().load_model())
+    task = Survival(mean=(200.0,))
+    network = Baseline.of(task, {}, {})
+    assert network
+    assert network.survival(torch.tensor([[0.0]]), (200.0,)).item() == pytest.approx(np.exp(-1))
+    with pytest.raises(UserError, match="survival at 100 is not known, only at 90: choose one of these"):
+        Baseline((90.0,), (0.1,)).survival(torch.zeros(1, 1), (100.0,))
+    for text in ("90,x", "-1", "90,90", "inf"):
+        with pytest.raises(UserError, match="not positive numbers in ascending order: write 90,180,365"):
+            GLM(family="cox", times=text)
+    with pytest.raises(UserError, match="times are for cox"):
+        GLM(family="linear", times="90")
 
 
 def scores(n: int = 300) -> Scores:

@@ -10,13 +10,14 @@ from torch import nn
 from tyro.conf import Positional
 
 from ekiden.base import outside
-from ekiden.base.checks import CountOrZero
+from ekiden.base.checks import CountOrZero, Positive
 from ekiden.base.errors import UserError, counted, unknown
 from ekiden.base.files import write
 from ekiden.cli.console import console, print_json, table_of
 from ekiden.cli.sweeps import export_metrics
 from ekiden.engine.folder import read_config
 from ekiden.results.result import ModelSource, not_finished
+from ekiden.results.survival import Baseline
 from ekiden.runs.summary import summarise, thresholds_in
 from ekiden.serving import audit as audits
 from ekiden.serving import card as cards
@@ -47,6 +48,12 @@ class PredictOptions:
     threshold: str = ""
     """of two classes: the probability from which on a sample is of the second one; a number, or a rule by which the run
     measured one at its end: youden, sensitivity. By default the one chosen by `ekiden evaluate --calibrate`, or 0.5"""
+    at: tuple[Positive, ...] = ()
+    """of times and events: also predict the share that has not had the event at each of these times"""
+    baseline: Path | None = None
+    """table with the times and events of a hospital whose hazard --at uses, instead of that of all silos"""
+    label_column: tuple[str, ...] = ()
+    """columns of that table with the time and the event; by default those of the run's own data"""
     network: str = ""
     """FILE.py:NAME, the network of a run that was started from Python with a module of its own"""
     overwrite: bool = False
@@ -110,13 +117,36 @@ def predict(options: PredictOptions) -> None:
     if how and options.threshold and not _is_number(options.threshold):
         raise UserError("the run measured thresholds before it was recalibrated: give --threshold a number, or none")
     threshold = _threshold(options.threshold, options.run) if options.threshold else how.threshold if how else None
+    baseline = _baseline(options)
     count = predictions.predict(
-        model, options.files, options.out, column=column, overwrite=options.overwrite, threshold=threshold
+        model,
+        options.files,
+        options.out,
+        column=column,
+        overwrite=options.overwrite,
+        threshold=threshold,
+        at=options.at,
+        baseline=baseline,
     )
+    if options.at and baseline is None and model.baseline and model.baseline.mean:
+        print("survival is that of a constant hazard, as the network was trained with it", file=sys.stderr)
     if threshold is not None:
         print(f"{model.classes[1]} from a probability of {threshold:.6g} on", file=sys.stderr)
     if options.out != predictions.STDOUT:
         console.print(f"{counted(count, 'prediction')} written to {options.out}", soft_wrap=True, highlight=False)
+
+
+def _baseline(options: PredictOptions) -> Baseline | None:
+    """Return the hazard of the rows that the user names, if any."""
+    if options.baseline is None:
+        if options.label_column:
+            raise UserError("--label-column names columns of the table that --baseline names: give both")
+        return None
+    if not options.at or options.client:
+        raise UserError("--baseline is for survival by the global model: give --at, and leave out --client")
+    columns = {"label_column": list(options.label_column)} if options.label_column else {}
+    run = open_run(options.run, network=own_network(options.network, options.run))
+    return run.baseline(options.baseline, options.at, **columns)
 
 
 def _is_number(text: str) -> bool:

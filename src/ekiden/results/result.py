@@ -31,6 +31,7 @@ from ekiden.engine.worker import Setup, Worker
 from ekiden.results.clock import Devices, Timed, devices_of, timed
 from ekiden.results.coefficients import Coefficient, coefficients
 from ekiden.results.recalibration import Recalibrated, Recalibration, recalibration_in
+from ekiden.results.survival import Baseline, baseline_of
 from ekiden.training.weights import Weights
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class LoadedModel(nn.Module):
         inputs: the kind of samples, and how raw samples become tensors: `model(model.inputs.encode(files))`.
         task: the meaning of the outputs: `model.task.answers(outputs, full=True)` are probabilities, or values.
         recalibration: what was done to the logits of two classes, with the threshold that was chosen; None if nothing.
+        baseline: of times and events, the hazard from which survival follows; None if the model has none.
     """
 
     def __init__(
@@ -65,8 +67,10 @@ class LoadedModel(nn.Module):
         inputs: Inputs,
         task: Task,
         recalibration: Recalibration | None = None,
+        baseline: Baseline | None = None,
     ) -> None:
         super().__init__()
+        self.baseline = baseline
         self.network = network if recalibration is None else Recalibrated(network, recalibration)
         self.recalibration = recalibration
         self.classes = classes
@@ -115,7 +119,9 @@ def wrapped(network: nn.Module, about: Mapping[str, Any]) -> LoadedModel:
     given = about["input"]
     shape, mean, std = (tuple(given[key]) for key in ("shape", "mean", "std"))
     names, how = tuple(about["classes"]), recalibration_in(about)
-    return LoadedModel(network, names, shape, mean, std, inputs_of(about), task_in(about), how)
+    task = task_in(about)
+    baseline = Baseline.of(task, about["recipe"]["hyperparameters"], network.state_dict())
+    return LoadedModel(network, names, shape, mean, std, inputs_of(about), task, how, baseline)
 
 
 def inputs_of(about: Mapping[str, Any]) -> Inputs:
@@ -292,6 +298,28 @@ class Result:
         if not client:
             return wrapped(self.model, self.config)
         return wrapped(as_module(self.build.own, self._personal(client)), {**self.config, "recalibration": None})
+
+    def baseline(self, data: Any, times: Sequence[float], **columns: Any) -> Baseline:
+        """Return Breslow's baseline hazard of other rows with times and events, for `predict`.
+
+        So survival is that of these rows' hospital: in Cox regression, which is stratified by client, each client has
+        its own. Nothing leaves the machine.
+
+        Args:
+            data: as in `evaluate`; all rows are used.
+            times: at which survival is wanted.
+            **columns: as in `evaluate`.
+
+        Raises:
+            UserError: the labels are not times and events, or the rows say nothing about these times.
+        """
+        dataset = _silos(data, self.config, columns).dataset
+        _check_like(dataset, self.config)
+        model, parts = self.load_model(), (dataset.train, dataset.test)
+        baseline_of(Baseline(mean=1.0), model.task)
+        with torch.inference_mode():
+            risk = torch.cat([model(x)[:, 0].double() for part in parts for x in torch.split(part.x, 4096)])
+        return Baseline.fitted(torch.cat([part.y for part in parts]).numpy(), risk.numpy(), times)
 
     def history(self) -> "pandas.DataFrame":
         """Return the metrics as a DataFrame with one row a step, indexed by the step.

@@ -58,6 +58,7 @@ def card(result: Result) -> str:
         ("Communication", _communication(result)),
         ("Measured", _measured(result)),
         *([("Coefficients", table)] if (table := _coefficients(result)) else []),
+        *([("Baseline hazard", table)] if (table := _baseline(result)) else []),
         ("Limits, and what is not known", _limits(result)),
     )
     for title, content in sections:
@@ -244,6 +245,21 @@ def _coefficients(result: Result) -> list[str]:
                 f"{ends} |"
             )
     return lines
+
+
+def _baseline(result: Result) -> list[str]:
+    """Return the cumulative hazard of a Cox regression; nothing for other models."""
+    if result.config["recipe"]["hyperparameters"].get("family") != "cox" or result.weights is None:
+        return []
+    if (found := result.load_model().baseline) is None:
+        return []
+    rows = zip(found.times, found.hazard, strict=True)
+    lines = ["| time | cumulative hazard |", "|---:|---:|", *(f"| {time:g} | {value:.6g} |" for time, value in rows)]
+    return [
+        *lines,
+        "",
+        "Of all silos together, where the model gives z = 0. A share exp(-hazard·exp(z)) has not had the event yet.",
+    ]
 
 
 def _limits(result: Result) -> list[str]:

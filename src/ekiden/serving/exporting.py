@@ -480,6 +480,7 @@ def about(model: LoadedModel, *, named: bool) -> dict[str, Any]:
         "takes": takes(model, named=named),
         "normalisation": {"mean": list(model.mean), "std": list(model.std), "inside": True},
         "outputs": {"regression": "values", "survival": "log hazards"}.get(model.task.kind, "logits"),
+        **({"baseline": plain(model.baseline)} if model.baseline else {}),
         **({"recalibration": {"inside": True, **plain(model.recalibration)}} if model.recalibration else {}),
     }
 

@@ -24,6 +24,7 @@ from ekiden.data.kinds import Tokens, texts
 from ekiden.data.tasks import Classification, LanguageModelling, MultiLabel, ScaledTask, Segmentation
 from ekiden.data.tasks.base import IGNORED
 from ekiden.results.result import LoadedModel
+from ekiden.results.survival import Baseline, baseline_of
 from ekiden.serving.reading import Batch, SampleReader
 
 TABLE = "masks.csv"
@@ -40,12 +41,18 @@ class Answers:
     Attributes:
         model: the model.
         threshold: of two classes, the probability from which on a sample is of the second one.
+        times: of times and events, at which survival is told.
+        baseline: the hazard from which it follows.
     """
 
     model: LoadedModel
     threshold: float | None = None
+    times: Sequence[float] = ()
+    baseline: Baseline | None = None
 
     def __post_init__(self) -> None:
+        if self.times:
+            baseline_of(self.baseline, self.model.task).survival(torch.zeros(1, 1), self.times)  # refuse other times
         if self.threshold is None:
             return
         if not isinstance(self.model.task, Classification) or len(self.model.classes) != 2:
@@ -60,7 +67,8 @@ class Answers:
         `probability_NAME` of each. multi-label: `prediction`, the
         labels with a probability of 1/2 or more, separated by semicolons, and `probability_NAME` of each. regression:
         `prediction`, in the unit of the targets, or `prediction_NAME` of each of several. survival: `prediction`, the
-        logarithm of the relative hazard. language-modelling: see `_of_texts`.
+        logarithm of the relative hazard, and `survival_TIME`, the share that has not had the event at each of the
+        times. language-modelling: see `_of_texts`.
         """
         with torch.inference_mode():
             outputs = self.model(x).float()
@@ -70,7 +78,11 @@ class Answers:
         names = self.model.classes
         if isinstance(self.model.task, ScaledTask):
             called = ["prediction"] if len(names) == 1 else [f"prediction_{name}" for name in names]
-            return {name: answers[:, k].numpy() for k, name in enumerate(called)}
+            columns = {name: answers[:, k].numpy() for k, name in enumerate(called)}
+            if self.times and self.baseline is not None:
+                shares = self.baseline.survival(answers, self.times).numpy()
+                columns |= {f"survival_{time:g}": shares[:, k] for k, time in enumerate(self.times)}
+            return columns
         columns = {f"probability_{name}": answers[:, k].numpy() for k, name in enumerate(names)}
         if isinstance(self.model.task, MultiLabel):
             there = (answers >= 0.5).tolist()
@@ -197,6 +209,8 @@ def predict(
     column: str = "",
     overwrite: bool = False,
     threshold: float | None = None,
+    at: Sequence[float] = (),
+    baseline: Baseline | None = None,
 ) -> int:
     """Write the model's prediction for each sample.
 
@@ -213,11 +227,13 @@ def predict(
         overwrite: whether a file of this name is replaced.
         threshold: of two classes, the probability from which on a sample is of the second one; None: the one that was
             chosen by `ekiden evaluate --calibrate`, or 1/2.
+        at: of times and events: times at which survival is told, in columns `survival_TIME`.
+        baseline: the hazard from which it follows; by default the model's own. `Result.baseline` makes one from rows.
 
     Returns:
         The number of samples.
     """
-    answers = _answers(model, threshold)
+    answers = _answers(model, threshold, at, baseline)
     if isinstance(model.task, Segmentation):
         check_mask_folder(out, overwrite)
         batches, _ = _batches(model, source, column)
@@ -228,18 +244,28 @@ def predict(
         return sum(write(_table(batch, answers, named)) for batch in batches)
 
 
-def rows(model: LoadedModel, source: Any, *, column: str = "", threshold: float | None = None) -> list[dict[str, Any]]:
+def rows(
+    model: LoadedModel,
+    source: Any,
+    *,
+    column: str = "",
+    threshold: float | None = None,
+    at: Sequence[float] = (),
+    baseline: Baseline | None = None,
+) -> list[dict[str, Any]]:
     """Return the model's prediction for each sample, with the columns that `predict` writes; arguments as there."""
     if isinstance(model.task, Segmentation):
         raise UserError("a segmentation gives a mask for each image: name a folder for them, --out")
-    answers = _answers(model, threshold)
+    answers = _answers(model, threshold, at, baseline)
     batches, named = _batches(model, source, column)
     return [row for batch in batches for row in _table(batch, answers, named).to_pylist()]
 
 
-def _answers(model: LoadedModel, threshold: float | None) -> Answers:
+def _answers(
+    model: LoadedModel, threshold: float | None, at: Sequence[float], baseline: Baseline | None = None
+) -> Answers:
     chosen = model.recalibration.threshold if model.recalibration else None
-    return Answers(model, chosen if threshold is None else threshold)
+    return Answers(model, chosen if threshold is None else threshold, at, baseline or model.baseline)
 
 
 def is_frame(source: Any) -> bool:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
 from typing import Annotated, cast
 
 import torch
@@ -60,19 +62,25 @@ class Estimated(Linear):
         covariance: (G, S, S), for columns as they enter and targets as they leave the network.
         samples: n.
         rates: mean and standard deviation of each target of Poisson regression; the network gives standardised numbers.
+        times: of the baseline hazard of Cox regression.
+        hazard: (T,) the cumulative hazard at these times where the network gives 0; 0 if it is not told.
     """
 
     covariance: Tensor
     samples: Tensor
     rates: Tensor
+    hazard: Tensor
 
-    def __init__(self, base: Linear, family: Family, outputs: int, task: Task) -> None:
+    def __init__(self, base: Linear, family: Family, outputs: int, task: Task, times: tuple[float, ...] = ()) -> None:
         super().__init__(base.features, base.names, outputs)
         self.family = family
         count, each = groups(family, outputs)
         size = each * (len(base.names) + 1)
         self.register_buffer("covariance", torch.zeros(count, size, size))
         self.register_buffer("samples", torch.zeros((), dtype=torch.int64))
+        self.times = times
+        if times:
+            self.register_buffer("hazard", torch.zeros(len(times)))
         scale = (task.mean, task.std) if isinstance(task, Regression) else ((0.0,), (1.0,))
         self.register_buffer("rates", torch.tensor(scale), persistent=False)
 
@@ -91,6 +99,8 @@ class Estimated(Linear):
             head.bias.copy_(rows[:, -1])
             self.covariance.copy_(solution.covariance)
             self.samples.fill_(samples)
+            if self.times:
+                self.hazard.copy_(solution.hazard)
         return Network(self, head.weight.device).weights()
 
 
@@ -116,6 +126,9 @@ class GLM(Method):
     client, ties as Efron's"""
     laps: Annotated[int, Range(least=4, most=100)] = 10
     """T, passes over all clients: Newton's steps; linear regression makes one"""
+    times: str = ""
+    """for cox: times such as 90,180,365 at which the model also tells survival, from the baseline hazard of all clients
+    together; times after which fewer than 5 events follow are left out"""
     order: str = "given"
     """order of the clients: given, reversed, random, or names separated by commas; the last one makes the steps"""
 
@@ -129,6 +142,11 @@ class GLM(Method):
     def check(self, clients: Sequence[str]) -> None:
         """Refuse an order that does not name the clients."""
         in_order(self.order, clients)
+
+    def __post_init__(self) -> None:
+        """Refuse times that are none."""
+        if self._times and self.family != "cox":
+            raise UserError(f"times are for cox, not for {self.family}: leave out --times")
 
     def check_network(self, model: Size) -> None:
         """Refuse targets that the family does not explain."""
@@ -154,7 +172,7 @@ class GLM(Method):
         codes = base is not network and any(isinstance(part, nn.Embedding) for part in network.modules())
         if codes or any(True for _ in frozen.fixed(network)):
             raise UserError("glm has a linear network of its own: leave out the model, and --train")
-        return Estimated(base, self.family, classes, task)
+        return Estimated(base, self.family, classes, task, self._times)
 
     def start(self) -> Fitting:
         """Start without sums."""
@@ -189,7 +207,8 @@ class GLM(Method):
         if self.family != "logistic":
             y = y if y.ndim == 2 else y[:, None]
             y = self._targets(client, y)
-        own = derivatives(self.family, F.pad(x, (0, 1), value=1.0), y, self._at(client, network, at).values)
+        times = [time / client.task.mean[0] for time in self._times] if isinstance(client.task, Survival) else []
+        own = derivatives(self.family, F.pad(x, (0, 1), value=1.0), y, self._at(client, network, at).values, times)
         return client.added(before, own)
 
     @on_client
@@ -229,6 +248,16 @@ class GLM(Method):
         return y.double()
 
     @property
+    def _times(self) -> tuple[float, ...]:
+        try:
+            found = tuple(float(part) for part in self.times.split(",")) if self.times else ()
+        except ValueError:
+            found = (0.0,)
+        if not all(a < b < inf for a, b in pairwise((0.0, *found))):
+            raise UserError(f"times {self.times!r} are not positive numbers in ascending order: write 90,180,365")
+        return found
+
+    @property
     def _laps(self) -> int:
         return 1 if self.family == "linear" else self.laps
 
@@ -237,11 +266,11 @@ class GLM(Method):
         return self._laps * clients
 
     def cost(self, clients: int, model: Size) -> int:
-        """(N - 1)·(T(4G·S(S + 3) + 8G + 16) + (T - 1)(16GS + 8)).
+        """(N - 1)·(T(4G·S(S + 3) + 8G + 16 + 16H) + (T - 1)(16GS + 8)).
 
         For logistic regression G = 1 and S = (K - 1)(D + 1), otherwise G = K and S = D + 1, where D is the number of
-        columns.
+        columns. H is the number of times.
         """
         count, size, _ = cast(Estimated, model.network.module).covariance.shape
-        sums = 4 * count * size * (size + 3) + 8 * count + 16
+        sums = 4 * count * size * (size + 3) + 8 * count + 16 + 16 * len(self._times)
         return (clients - 1) * (self._laps * sums + (self._laps - 1) * (16 * count * size + 8))

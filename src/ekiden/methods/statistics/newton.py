@@ -1,13 +1,16 @@
 """Derivatives of log-likelihoods as sums over samples in fixed point, and Newton's steps from their totals."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Self
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ekiden.base.errors import UserError
+from ekiden.data.curves import baseline, hazard_counts
 
 Family = Literal["logistic", "linear", "poisson", "cox"]
 CONSTANT = "constant"
@@ -17,6 +20,7 @@ _MOST = 2.0**62
 _ROWS = 8192  # samples that are multiplied together
 _DEPENDENT = 1e-9  # least eigenvalue of a correlation matrix that can be inverted
 _CONVERGED = 1e-10  # largest squared last step, in standard errors
+_FEWEST = 5  # events that the baseline hazard rests on between two times
 _SHOWN = 5  # columns in a message
 _NONE = -(2**62)  # the likelihood before the first step
 _EQUAL = 2**10  # difference of two likelihoods that may be due to rounding
@@ -30,6 +34,7 @@ class Derivatives:
         gradient: (G, S) int64, of the log-likelihood.
         hessian: (G, S(S + 1)/2) int64, of the negative log-likelihood, the upper triangle row by row.
         squares: (G,) int64, Σ y² for linear regression, Σ t exp(η) for Cox regression.
+        hazard: (2, T) int64, for Cox regression events and exposure between T times; see `curves.hazard_counts`.
         likelihood: of all groups, up to a constant.
         samples: n.
     """
@@ -37,6 +42,7 @@ class Derivatives:
     gradient: Tensor
     hessian: Tensor
     squares: Tensor
+    hazard: Tensor
     likelihood: int
     samples: int
 
@@ -44,7 +50,8 @@ class Derivatives:
         """Check what may come from another party."""
         shapes = [tuple(t.shape) for t in self._tensors()]
         size = self.gradient.shape[-1] if self.gradient.ndim == 2 else 0
-        if shapes != [(len(self.gradient), size), (len(self.gradient), size * (size + 1) // 2), (len(self.gradient),)]:
+        count, times = len(self.gradient), self.hazard.shape[-1] if self.hazard.ndim == 2 else 0
+        if shapes != [(count, size), (count, size * (size + 1) // 2), (count,), (2, times)]:
             raise UserError(f"sums of shapes {shapes} do not fit together: use one version of Ekiden everywhere")
         if {t.dtype for t in self._tensors()} != {torch.int64} or self.samples < 0:
             raise UserError("sums must be whole numbers: use one version of Ekiden everywhere")
@@ -54,9 +61,9 @@ class Derivatives:
         if [t.shape for t in self._tensors()] != [t.shape for t in other._tensors()]:
             raise UserError("sums of other coefficients cannot be combined: use the same data schema everywhere")
         mine, others = self._tensors(), other._tensors()
-        gradient, hessian, squares = (_bounded(a.double() + b, a + b) for a, b in zip(mine, others, strict=True))
+        first, second, third, last = (_bounded(a.double() + b, a + b) for a, b in zip(mine, others, strict=True))
         likelihood, samples = self.likelihood + other.likelihood, self.samples + other.samples
-        return type(self)(gradient, hessian, squares, likelihood, samples)
+        return type(self)(first, second, third, last, likelihood, samples)
 
     def real(self) -> tuple[Tensor, Tensor]:
         """Return the gradient (G, S) and the Hessian (G, S, S), float64 on the CPU."""
@@ -68,8 +75,8 @@ class Derivatives:
         full[:, columns, rows] = packed
         return gradient, full
 
-    def _tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.gradient, self.hessian, self.squares
+    def _tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.gradient, self.hessian, self.squares, self.hazard
 
 
 class Coefficients(NamedTuple):
@@ -92,10 +99,13 @@ class Solution(NamedTuple):
     Attributes:
         values: (G, S) float64.
         covariance: (G, S, S) float64, of the estimates; 0 for coefficients that no sample has.
+        hazard: (T,) float64, for Cox regression the cumulative hazard at the times where the linear predictor, its
+            constant included, is 0; 0 at times after fewer than 5 events.
     """
 
     values: Tensor
     covariance: Tensor
+    hazard: Tensor
 
 
 def groups(family: Family, outputs: int) -> tuple[int, int]:
@@ -103,7 +113,7 @@ def groups(family: Family, outputs: int) -> tuple[int, int]:
     return (1, outputs - 1) if family == "logistic" else (outputs, 1)
 
 
-def derivatives(family: Family, x: Tensor, y: Tensor, values: Tensor) -> Derivatives:
+def derivatives(family: Family, x: Tensor, y: Tensor, values: Tensor, times: Sequence[float] = ()) -> Derivatives:
     """Return a client's sums at the given coefficients.
 
     Args:
@@ -111,6 +121,7 @@ def derivatives(family: Family, x: Tensor, y: Tensor, values: Tensor) -> Derivat
         x: (n, P) what enters it, 1 for the constant included.
         y: (n,) classes, or (n, K) numbers; for Cox regression (n, 2) time and event.
         values: (G, S) coefficients; for classes S = (K - 1)P, class by class from the second on.
+        times: for Cox regression, between which events are counted.
     """
     count, width = values.shape
     rows, columns = torch.triu_indices(width, width, device=x.device)
@@ -125,11 +136,15 @@ def derivatives(family: Family, x: Tensor, y: Tensor, values: Tensor) -> Derivat
         hessian += parts[1][:, rows, columns]
         squares += parts[2]
         likelihood += parts[3]
-    gradient, hessian, squares, total = (
+    hazard = torch.zeros(2, len(times), dtype=torch.float64)
+    if times and len(x):
+        risk = x[:, :-1].double() @ values[0, :-1].to(x.device)
+        hazard = torch.from_numpy(np.stack(hazard_counts(y.cpu().numpy(), risk.cpu().numpy(), times)))
+    gradient, hessian, squares, hazard, total = (
         _bounded(part * _UNIT, (part * _UNIT).round().long())
-        for part in (gradient, hessian, squares, torch.tensor(likelihood, dtype=torch.float64))
+        for part in (gradient, hessian, squares, hazard, torch.tensor(likelihood, dtype=torch.float64))
     )
-    return Derivatives(gradient, hessian, squares, int(total), len(x))
+    return Derivatives(gradient, hessian, squares, hazard, int(total), len(x))
 
 
 def _classes(family: Family, x: Tensor, y: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
@@ -254,7 +269,7 @@ def solved(family: Family, before: Coefficients, totals: Derivatives, names: lis
         if free < 1:
             raise UserError(f"{totals.samples} samples are too few for {len(names)} coefficients: leave columns out")
         rest = totals.squares.cpu().double() / _UNIT - (gradient * step).sum(1)
-        return Solution(values, inverse * (rest.clamp(min=0) / free)[:, None, None])
+        return Solution(values, inverse * (rest.clamp(min=0) / free)[:, None, None], torch.zeros(0))
     left = float((step * gradient).sum(1).max())
     if totals.likelihood < before.likelihood - _EQUAL or not left < _CONVERGED:
         moved = (step.abs() / inverse.diagonal(dim1=1, dim2=2).sqrt().clamp(min=1e-30)).view(-1, len(names)).amax(0)
@@ -264,9 +279,14 @@ def solved(family: Family, before: Coefficients, totals: Derivatives, names: lis
             f"the regression did not converge: give more --laps; if that does not help, {furthest!r} "
             "and other columns separate the samples without error: leave it out, or join rare categories"
         )
+    hazard = torch.zeros(0)
     if family == "cox":  # so that events are expected as often as they occur, if the hazard is constant
         values[:, -1] = (events / (totals.squares.cpu().double() / _UNIT)).log()
-    return Solution(values, inverse)
+        count, exposure = (totals.hazard.cpu().double() / _UNIT).numpy()
+        hazard = torch.from_numpy(baseline(count, exposure, _FEWEST)) / values[0, -1].exp()
+        if len(hazard) and not hazard.any():
+            raise UserError(f"fewer than {_FEWEST} events up to the last of the times: give later --times")
+    return Solution(values, inverse, hazard)
 
 
 def _from_constants(
