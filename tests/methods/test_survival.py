@@ -93,8 +93,8 @@ def test_survival_is_that_of_the_pooled_baseline_hazard(tmp_path: Path) -> None:
     """One silo: Breslow's estimate, though rows end between the times. Two: nearly that of all patients together."""
     times = ",".join(f"{time:g}" for time in TIMES)
     one = run(GLM(family="cox", laps=5, times=times), held({"a": slice(None)}), evaluate_every=10**9)
-    for found, wanted in zip(shares(one.load_model()), REFERENCE["survival"]["one silo"], strict=True):
-        assert found == pytest.approx(wanted, abs=1e-6)
+    for row, wanted in zip(shares(one.load_model()), REFERENCE["survival"]["one silo"], strict=True):
+        assert row == pytest.approx(wanted, abs=1e-6)
     grid, folder = ",".join(str(time) for time in range(20, 501, 20)), tmp_path / "run"
     both = run(GLM(family="cox", laps=5, times=grid), held(), evaluate_every=10**9, folder=folder)
     assert both.bytes == both.build.method.cost(2, Size.of(Network(both.model)))
@@ -116,7 +116,7 @@ def breslow(result: Result, times: Sequence[float]) -> list[float]:
 def test_sums_of_silos_give_the_hazard_of_all_rows_where_none_ends_between_the_times() -> None:
     table, draw = cohort(), np.random.default_rng(0)
     y, risk = np.stack([table["days"], table["died"]], 1), draw.normal(size=200)
-    grid = np.arange(20.0, 901, 20)
+    grid = np.arange(20.0, 901, 20).tolist()
     each = [hazard_counts(y[part], risk[part], grid) for part in (slice(30), slice(30, 100), slice(100, 200))]
     events, exposure = (sum(parts) for parts in zip(*each, strict=True))
     assert baseline(events, exposure, 0) == pytest.approx(baseline(*hazard_counts(y, risk, grid), 0), rel=1e-12)
@@ -137,7 +137,7 @@ def test_no_step_of_the_hazard_rests_on_fewer_than_five_events() -> None:
     y, risk = np.stack([table["days"], table["died"]], 1), np.zeros(200)
     for step in (1.0, 7.0, 60.0):
         grid = np.arange(step, 900.0, step)
-        told = baseline(*hazard_counts(y, risk, grid), 5)
+        told = baseline(*hazard_counts(y, risk, grid.tolist()), 5)
         shown = grid[told > 0]
         assert len(shown) > 5
         steps = [y[(a < y[:, 0]) & (y[:, 0] <= b), 1].sum() for a, b in pairwise((0.0, *shown))]
