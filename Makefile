@@ -4,9 +4,6 @@ BIN := $(VENV)/bin
 DEMO := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 DEMO_FLAGS := --data digits --partition dirichlet:0.5 --clients 10 --seeds 0 1 2 --out $(DEMO)
 
-# Some images forbid bytecode; each process that a test starts would then compile all of Ekiden.
-unexport PYTHONDONTWRITEBYTECODE
-
 .PHONY: demo hospital picture test slow lint docs links coverage setup
 
 # The main job on real data: four methods over ten silos. Three train, at equal compute (the teacher of FedTasuki costs a third
