@@ -21,6 +21,7 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
     "a number among folders": (lambda: ekiden.compare(["runs", 3]), "give a path"),  # type: ignore[list-item]
     "a file for silos": (lambda: run("fedseq", "a.csv"), r"ekiden.split\(ekiden.load\('a.csv'\), 'iid', 10\)"),
     "no silo": (lambda: run("fedseq", []), "the list of silos is empty"),
+    "one table for silos": (lambda: federate("p.csv"), "a list with the samples of each silo.*group_column=NAME"),
     "names twice": (lambda: federate({"a": (X, Y)}, names=["a"]), "leave out names"),
     "data that ignore the seed": (lambda: study(["fedseq"], lambda: None), "takes one argument, the seed"),
     "too many features": (lambda: FedGram(width=10**9), "width 1000000000 is out of range"),
@@ -30,6 +31,11 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: run("fedseq", [(X, Y), (X, Y)], metric=lambda answers, labels: 1.0),
         "write a function, def NAME",
     ),
+    "logistic regression of times": (
+        lambda: run("glm", federate([(X, np.stack([1.0 + Y, Y], 1))] * 2, task="survival")),
+        "the task is survival: add family='cox'",
+    ),
+    "no such devices": (lambda: ekiden.report("none", data=3, devices="nosuch"), "unknown name of devices"),
     "no such device": (
         lambda: run("fedseq", [(X, Y), (X, Y)], hardware=ekiden.Hardware(device="gpu")),
         r"device 'gpu' cannot be used here \(there is no such device\): try device='cpu'",
@@ -44,6 +50,10 @@ COMMANDS: dict[str, str] = {
     "runn fedseq": "unknown command 'runn': did you mean 'run'?\n",
     "trust": "name the Python files to trust",
     "check fedsq": "unknown method 'fedsq': did you mean 'fedseq'?",
+    "data --data p.csv": "DATA comes without a flag: leave out --data",
+    "run trees --secure": "unknown flag --secure: it is of fedavg, fedprox",
+    "report none --devices nosuch": "unknown name of devices 'nosuch'",
+    "compare none --devices nosuch": "unknown name of devices 'nosuch'",
     "data digits --draw x.xyz": "the picture is a PNG file",
     "data none.csv": "there is no file or folder 'none.csv': give a folder of class folders",
     "show digits": "digits is not a run folder",

@@ -191,8 +191,8 @@ def report(
     require_extra("report", "report", "matplotlib", "jinja2")
     from ekiden.reporting import report as write  # noqa: PLC0415  (it needs an extra)
 
-    held = None if data is None else as_federation(data)
     given = devices_of(devices) if devices else None
+    held = None if data is None else as_federation(data)
     write(_paths(folders), Path(out), details, data=held, network=network, devices=given)
     return Path(out) / "index.html"
 
@@ -210,10 +210,11 @@ def compare(folders: Folder | Sequence[Folder], *, devices: Folder | Devices = "
     Raises:
         UserError: there is no run.
     """
+    given = devices_of(devices) if devices else None
     runs = summaries(_paths(folders))
     if not runs:
         raise UserError("there is no run to compare: give run folders or sweep folders")
-    return summary.compared(runs, devices_of(devices) if devices else None)
+    return summary.compared(runs, given)
 
 
 def describe(data: Any) -> Description:

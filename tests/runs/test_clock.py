@@ -6,6 +6,7 @@ from math import exp, inf
 from pathlib import Path
 from statistics import NormalDist
 
+import numpy as np
 import pytest
 
 import ekiden
@@ -175,3 +176,16 @@ def test_a_run_keeps_what_its_time_follows_from(method: Method, blobs: Federated
     (folder / "passes.jsonl").unlink()
     with pytest.raises(UserError, match=r"passes\.jsonl says nothing of step 1"):
         ekiden.compare(folder, devices="phones")
+
+
+def test_a_method_that_counts_no_passes_has_an_unknown_share_of_computing(tmp_path: Path) -> None:
+    x, y = np.arange(16.0).reshape(8, 2), np.arange(8) % 2
+    method = ekiden.Trees(rounds=1, trees=1, depth=1, columns=1.0)
+    silos = ekiden.federate({"a": (x, y), "b": (x + 0.5, y)}, test=(x, y), val_fraction=0.0)
+    result = ekiden.run(method, silos, folder=tmp_path / "run", quiet=True)
+    assert result.simulated().seconds[-1] > 0
+    assert result.simulated().computing is None
+    (row,) = ekiden.compare(tmp_path / "run", devices="equal")
+    assert row["computing"] is None
+    assert row["data"].endswith(", auto"), "trees have no other network"
+    assert "without computing" in ekiden.show(tmp_path / "run", devices="equal")

@@ -8,7 +8,7 @@ import numpy as np
 import pandas
 import pytest
 
-from ekiden import Hardware, Training, UserError, evaluate, open_run, run
+from ekiden import Hardware, Training, UserError, evaluate, load, open_run, run, split
 from ekiden.data import FederatedData, federate
 from ekiden.methods import FedSeq
 from ekiden.results import divided
@@ -65,3 +65,22 @@ def test_subgroups_that_cannot_be_measured_are_one_line(folder: Path, command: C
     assert (code, "silos, by=...)" in said) == (2, True), said
     code, said = command("evaluate", str(folder), "--by", "sex", "--client", "north")
     assert (code, "--by is for test samples and the global model" in said) == (2, True), said
+
+
+def test_the_column_that_names_the_silos_divides_them(tmp_path: Path, command: Command) -> None:
+    draw = np.random.default_rng(0)
+    frame = pandas.DataFrame({"age": draw.integers(20, 90, 80), "hospital": ["north", "south"] * 40})
+    frame.assign(died=draw.choice(["yes", "no"], 80)).to_csv(file := tmp_path / "p.csv", index=False)
+    held = split(load(file, label_column="died", group_column="hospital"), "natural")
+    run("average", held, training=Training(max_steps=1), folder=tmp_path / "run", quiet=True)
+    for by in ("hospital", "client"):
+        assert list(evaluate(tmp_path / "run", by=by)["subgroups"]["groups"]) == ["client"]
+    code, said = command("evaluate", str(tmp_path / "run"), "--by", "hospital", "--json")
+    assert (code, list(json.loads(said)["subgroups"]["groups"]["client"])) == (0, ["north", "south"])
+    for by, line in (("age:nan", "ascending numbers"), ("nosuch", "unknown column 'nosuch': Known: age.")):
+        with pytest.MonkeyPatch.context() as patch:  # before anything is measured
+            patch.setattr("ekiden.engine.evaluation.TestSet.scores", None)
+            code, said = command("evaluate", str(tmp_path / "run"), "--by", by)
+            assert (code, line in said) == (2, True), said
+            with pytest.raises(UserError, match=line):
+                evaluate(tmp_path / "run", by=by)

@@ -17,6 +17,7 @@ from ekiden.base.checks import made, reading
 from ekiden.base.errors import UserError
 from ekiden.cli.console import console, table_of
 from ekiden.data.kinds import Inputs
+from ekiden.data.samples import said_in
 from ekiden.data.tasks import Metric, Task, recorded
 from ekiden.data.tasks.base import measured
 from ekiden.engine.figures import Figures, Wanted
@@ -24,7 +25,7 @@ from ekiden.engine.folder import read_config
 from ekiden.engine.method import Method
 from ekiden.engine.networks import read_model
 from ekiden.engine.setup import check_same_data
-from ekiden.engine.subgroups import divisions
+from ekiden.engine.subgroups import check_divisions, divisions
 from ekiden.results import divided
 from ekiden.results.recalibration import Recalibration, model_in
 from ekiden.results.result import inputs_of, task_in
@@ -58,7 +59,8 @@ class EvaluateOptions:
     """of two classes: also show the highest threshold with this sensitivity"""
     by: tuple[str, ...] = ()
     """columns that divide the test samples into subgroups, with the bounds of numbers: --by sex age:40:65; `domain` is
-    the data's domains. With --on flower: those that the silos' files allow. `ekiden report` shows the table, too"""
+    the data's domains, `client` the silos. With --on flower: those that the silos' files allow. `ekiden report` shows
+    the table, too"""
     calibrate: Literal["", "platt", "temperature"] = ""
     """of two classes: fit a recalibration to validation data, by counts, and keep it in the run folder with the
     threshold (--threshold, by default Youden's); `predict`, `export` and `card` then use both"""
@@ -95,7 +97,10 @@ def evaluate(options: EvaluateOptions) -> None:
 
 def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
     """Measure a run's model on data of this machine."""
+    by = divisions(options.by, said_in(config).get("reading", {}).get("group_column", ""))
     plan, own, data = _planned(options, config)
+    if by:
+        check_divisions(by, data.dataset)
     test = judge(plan, own, data)
     name = f"personal/{options.client}.safetensors" if options.client else "model.safetensors"
     build = test.own if options.client else test.build
@@ -107,7 +112,6 @@ def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
     told = test.figures(scores, wanted, parts) if test.task.measures_all else None
     if options.calibrate and told:
         _calibrate(options, told)
-    by = divisions(options.by)
     table = test.subgroups(scores if full else test.scores(model, full=True), by, wanted) if by else {}
     if by and not options.data:
         divided.keep(options.run, table["subgroups"])

@@ -22,7 +22,7 @@ from tyro.constructors import (
 )
 
 from ekiden.base.checks import hints_of
-from ekiden.base.errors import UserError, nearest, unknown
+from ekiden.base.errors import UserError, listed, nearest, unknown
 from ekiden.engine.method import Method
 
 _LEFT = 26
@@ -241,6 +241,11 @@ def _refuse(event: mistakes.ParseErrorEvent, args: Sequence[str], prog: str, sho
             given = first.partition("=")[0]
             if not given.startswith("-"):
                 raise UserError(f"{given!r} belongs to no flag: {more}")
+            for flag in flags(shown):
+                if not flag.names and given.removeprefix("--").rstrip("s") == flag.field.rstrip("s"):
+                    raise UserError(f"{flag.value} comes without a flag: leave out {given}")
+            if prog.startswith("ekiden run ") and (having := _methods_with(given)):
+                raise UserError(f"unknown flag {given}: it is of {listed(having)}. All flags: {prog} --help")
             near = nearest(given, [name for flag in flags(shown) for name in flag.names], n=3)
             hint = f"did you mean {' or '.join(near)}? All flags: {prog} --help" if near else more
             raise UserError(f"unknown flag {given}: {hint}")
@@ -254,6 +259,14 @@ def _refuse(event: mistakes.ParseErrorEvent, args: Sequence[str], prog: str, sho
         case mistakes.InstantiationFailure(argument=argument, message=message):
             raise UserError(f"{_name(argument) if argument else 'these flags'} {message}")
     raise UserError(f"cannot read these arguments: {more}")
+
+
+def _methods_with(flag: str) -> list[str]:
+    """Return the methods that have such a flag of their own."""
+    from ekiden.methods import METHODS  # noqa: PLC0415  (most commands do not need them)
+
+    field = flag.removeprefix("--").replace("-", "_")
+    return [method.title() for method in METHODS if field in {f.name for f in fields(method)}]
 
 
 def _name(argument: Any) -> str:

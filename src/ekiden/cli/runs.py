@@ -288,10 +288,10 @@ def log(options: LogOptions) -> None:
 
 def compare(options: CompareOptions) -> None:
     """`ekiden compare RUN...`."""
+    devices = devices_of(options.devices) if options.devices else None
     runs = summaries(options.runs)
     if not runs:
         raise no_run("compare", options.runs)
-    devices = devices_of(options.devices) if options.devices else None
     if options.json:
         return print_json(summary.compared(runs, devices))
     console.print(summary.comparison(runs, devices))

@@ -436,8 +436,8 @@ def _check(silos: Any, test: Any, tests: Sequence[Any] | None, names: Sequence[s
     one = isinstance(silos, Sequence) and len(silos) == 2 and all(isinstance(s, Tensor | np.ndarray) for s in silos)
     if one or isinstance(silos, str) or not isinstance(silos, Sequence):
         raise UserError(
-            "federate needs a list with the samples of each silo, as in [(inputs, labels), (inputs, labels)]; "
-            "ekiden.split divides one data set"
+            "federate needs a list with the samples of each silo, as in [(inputs, labels), (inputs, labels)]. One "
+            "table with a column of silos: ekiden.split(ekiden.load(DATA, group_column=NAME), 'natural')"
         )
     if not len(silos):
         raise UserError("the list of silos is empty: give the samples of each, as in [(x, y), (x, y)]")

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ekiden.base.errors import UserError
 from ekiden.data.samples import FederatedData, Subset
 from ekiden.data.tasks import Metric, MultiLabel, Scores, Survival, Task
 from ekiden.engine import subgroups, wire
@@ -309,10 +310,14 @@ class TestSet:
         dataset, clients = self._data.dataset, self._data.clients
         subgroups.check_task(self.task)
         counting = counting_of(self.task, dataset.outputs, full=True)
+        if any(one.silos for one in by) and len(clients) > _MOST_CLIENTS_LISTED:
+            raise UserError(f"subgroups by silo are for {_MOST_CLIENTS_LISTED} silos at most: choose another column")
         own = [client.test.rows for client in clients]
         exact: dict[str, dict[str, dict[str, float]]] = {}
         counts: dict[str, dict[str, Tensor]] = {}
         for one in by:
+            if one.silos:  # they are below
+                continue
             names = one.names(dataset.inputs, dataset.domains)
             places = one.places(dataset.test.x, dataset.inputs, dataset.test.domain)
             parts = [

@@ -12,12 +12,15 @@ from torch import Tensor
 
 from ekiden.base.errors import UserError, unknown
 from ekiden.data.kinds import Inputs, Table
+from ekiden.data.samples import Dataset
 from ekiden.data.tasks import Classification, Regression, Scores, Survival, Task
 from ekiden.engine.counting import Care, Counting
 from ekiden.engine.figures import Figures, Interval, Wanted, figures
 
 DOMAIN = "domain"
 """the column whose subgroups are the domains of a data set"""
+CLIENT = "client"
+"""the column whose subgroups are the silos; every table has it"""
 MISSING, OTHER = "missing", "other"
 _MOST = 100  # subgroups of a column
 _SHOWN = ("auroc", "sensitivity", "specificity", "accuracy", "r2", "mae", "c_index", "brier", "calibration_error")
@@ -47,6 +50,11 @@ class Division:
         if not column or any(not a < b for a, b in pairwise(bounds)) or not all(abs(b) < float("inf") for b in bounds):
             raise UserError(f"--by {text}: write a column, or a column and ascending numbers: age:40:65")
         return cls(column, bounds)
+
+    @property
+    def silos(self) -> bool:
+        """Whether the subgroups are the silos themselves."""
+        return self.column == CLIENT and not self.bounds
 
     def text(self) -> str:
         """Return what `parse` reads."""
@@ -97,13 +105,26 @@ class Division:
         return found
 
 
-def divisions(by: Sequence[str]) -> tuple[Division, ...]:
+def check_divisions(by: Sequence[Division], dataset: Dataset) -> None:
+    """Refuse columns by which the samples of a data set cannot be divided, before models are measured."""
+    check_task(dataset.task)
+    for one in by:
+        if not one.silos:
+            one.names(dataset.inputs, dataset.domains)
+
+
+def divisions(by: Sequence[str], silos: str = "") -> tuple[Division, ...]:
     """Return the columns in a list of texts; commas may separate several.
+
+    Args:
+        by: the texts.
+        silos: name of the column that says which silo holds a row; it is `CLIENT` here.
 
     Raises:
         UserError: one is not a column, or is there twice.
     """
     found = tuple(Division.parse(text) for part in by for text in part.split(",") if text)
+    found = tuple(replace(one, column=CLIENT) if one.column == silos else one for one in found)
     if by and not found:
         raise UserError("--by names no column: give one, such as --by sex, or leave it out")
     columns = [one.column for one in found]

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ekiden.base.checks import plain
-from ekiden.base.errors import UserError, unknown
+from ekiden.base.errors import UserError, tell, unknown
 from ekiden.base.outside import installed, is_file, load, reference
+from ekiden.data.kinds import Images
 from ekiden.data.samples import Dataset
 from ekiden.engine.method import Method
 from ekiden.methods.chain.fedelmy.fedelmy import FedELMY
@@ -151,8 +152,15 @@ def check_needs(method: Method, dataset: Dataset) -> None:
     """Refuse a method that needs what the data do not offer."""
     offers, task = dataset.offers, dataset.task.kind
     missing = method.needs - offers
+    if isinstance(method, Trees) and isinstance(dataset.inputs, Images):
+        tell(
+            "each pixel is a column of the trees, which know nothing of its place: compare with fedgram, which sees "
+            "patches of the images"
+        )
     if not missing:
         return
+    if isinstance(method, GLM) and (family := {"survival": "cox", "regression": "linear"}.get(task)):
+        raise UserError(f"logistic regression explains classes, the task is {task}: add --family={family}")
     if "classes" in missing:
         what = f"{method.title()} needs one class for each sample, the task is {task}"
     elif "vectors" in missing:

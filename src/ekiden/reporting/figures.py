@@ -50,7 +50,7 @@ class Axis:
 
     Attributes:
         name: part of the file names.
-        title: title of the figure.
+        title: what follows the metric's name in the title of the figure.
         label: label of the axis.
         measure: returns the value of a run at a row of its metrics.
         note: what the axis means, if the label does not say it.
@@ -63,17 +63,17 @@ class Axis:
     note: str = ""
 
 
-BYTES = Axis("bytes", "Accuracy against bytes", "bytes moved", lambda run, row: float(row["bytes"]))
+BYTES = Axis("bytes", "against bytes", "bytes moved", lambda run, row: float(row["bytes"]))
 COMPUTE = Axis(
     "compute",
-    "Accuracy against compute",
+    "against compute",
     "forward + 2 × backward samples",
     lambda run, row: float(row["forward"] + 2 * row["backward"]),
-    "Samples that went through a network, backward counted twice. ",
+    "Samples that went through a network, backward counted twice. A dotted line is a method that counts none. ",
 )
 STEPS = Axis(
     "steps",
-    "Accuracy after every hop or round",
+    "after every hop or round",
     "hop or round",
     lambda run, row: float(row["step"]),
     "A hop of a sequential method, else a round. ",
@@ -95,8 +95,11 @@ def _time(groups: Sequence[Group], devices: Devices) -> Axis:
         clock = clocks[run.folder]
         return clock.seconds[row["step"] - 1] if clock else 0.0
 
-    note = "What the run would have taken on the devices that the report was given, from its bytes and passes. "
-    return Axis("time", "Accuracy over simulated time", "simulated seconds", seconds, note)
+    note = (
+        "What the run would have taken on the devices that the report was given, from its bytes and passes. Methods "
+        "that count no passes, such as trees, are without their computing. "
+    )
+    return Axis("time", "over simulated time", "simulated seconds", seconds, note)
 
 
 def track(group: Group, axis: Axis, metric: str = "accuracy") -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -140,8 +143,9 @@ def _draw(axis: Axis, number: int, groups: Sequence[Group]) -> Drawing | None:
     axes.set(xlabel=axis.label, ylabel=textwrap.fill(label, 32))
     legend(figure, axes)
     note = axis.note + (f"The best {_MOST} of {len(groups)}." if len(groups) > _MOST else "")
+    title = f"{unit.name.replace('_', ' ').capitalize()} {axis.title}"
     header = ["method", axis.label, f"{unit.name}_mean", f"{unit.name}_std", "seeds"]
-    return Drawing(f"{axis.name}-{number}", axis.title, note, figure, header, rows)
+    return Drawing(f"{axis.name}-{number}", title, note, figure, header, rows)
 
 
 def _series(axes: Any, group: Group, x: _Line, y: _Line, std: _Line, logarithmic: bool) -> None:

@@ -80,7 +80,7 @@ def compose(found: Found, details: int, say: Say, opener: Opener, devices: Devic
     yield _section("cost", "Cost", "What it took", _COST, _each(found, lambda i, s, g: [costs(s, i, g)]))
     say("curves")
     drawn = _each(found, lambda i, s, g: curves(i, g, devices))
-    yield _section("curves", "Curves", "Accuracy against bytes, compute and steps", _CURVES, drawn)
+    yield _section("curves", "Curves", "Results against bytes, compute and steps", _CURVES, drawn)
     say("reading data and models")
     chosen = _details(found, details, opener)
     opened, closed = chosen.opened, chosen.closed

@@ -14,7 +14,7 @@ from ekiden.data.samples import said_in
 from ekiden.data.tasks import Metric
 from ekiden.engine.folder import settings_in
 from ekiden.methods import known
-from ekiden.runs.summary import Summary, going_on, headline, metric_of, revised, summarise, value_of
+from ekiden.runs.summary import Summary, chosen_model, going_on, headline, metric_of, revised, summarise, value_of
 from ekiden.tables.sweep import MARK, OWN, Sweep, opened, refuse_records, runs_in
 from ekiden.tables.verdicts import CellResult, unmeasured
 
@@ -210,12 +210,12 @@ def _pools_data(config: Mapping[str, Any]) -> bool:
     return kind is not None and kind.traits.pools_data
 
 
-def _setting(run: Summary) -> str:
+def _setting(run: Summary, dataset: str) -> str:
     config = run.config
     pooled = _pools_data(config)  # one client holds all training data; the test data are still those of all clients
     clients = len((pooled and run.last.get("clients")) or config["clients"])
-    parts = [config["dataset"], partition(config), f"{clients} client{'s' * (clients != 1)}"]
-    parts += [outside.short(config["recipe"]["model"])] if config["recipe"]["model"] != "auto" else []
+    parts = [dataset, partition(config), f"{clients} client{'s' * (clients != 1)}"]
+    parts += [outside.short(model)] if (model := chosen_model(config)) != "auto" else []
     plan = said_in(config)
     parts += [f"{plan['size']} pixels"] if plan.get("size") else []
     parts += ["on validation data"] if plan.get("tune") else []
@@ -230,7 +230,11 @@ def _named(groups: Iterable[tuple[Summary, ...]], columns: set[str]) -> tuple[Gr
         groups: runs that belong together.
         columns: experiments whose tables have methods as columns.
     """
-    bare = [Group("", _setting(runs[0]), runs) for runs in groups]
+    groups = tuple(groups)
+    paths = dict.fromkeys(str(runs[0].config["dataset"]) for runs in groups)
+    files = [Path(path).name for path in paths]  # which are enough if no two are equal
+    short = {path: file if files.count(file) == 1 else path for path, file in zip(paths, files, strict=True)}
+    bare = [Group("", _setting(runs[0], short[str(runs[0].config["dataset"])]), runs) for runs in groups]
     named: list[Group] = []
     places: dict[str, int] = {}
     for setting in dict.fromkeys(group.setting for group in bare):

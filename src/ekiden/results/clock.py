@@ -117,11 +117,12 @@ class Timed(NamedTuple):
 
     Attributes:
         seconds: when each step was done, from the start of the run.
-        computing: the share of the clients' time in which they computed; the rest they sent, received, and waited.
+        computing: the share of the clients' time in which they computed; the rest they sent, received, and waited. None
+            if no task counted a pass, as tasks of `trees` do: `seconds` are then without their computing.
     """
 
     seconds: tuple[float, ...]
-    computing: float
+    computing: float | None
 
 
 def timed(devices: Devices, clients: Sequence[str], steps: int, ledger: Iterable[Transfer], passes: PassesOf) -> Timed:
@@ -146,14 +147,15 @@ def timed(devices: Devices, clients: Sequence[str], steps: int, ledger: Iterable
     moved: dict[int, list[Transfer]] = defaultdict(list)
     for row in ledger:
         moved[row.step].append(row)
-    clock, seconds = _Clock(devices), []
+    clock, seconds, counted = _Clock(devices), [], False
     for step in range(steps):
         if step not in passes:
             raise UserError(f"passes.jsonl says nothing of step {step + 1}: run it again to have its simulated time")
         clock.step(moved[step], passes[step])
+        counted = counted or any(task.forward or task.backward for task in passes[step])
         seconds.append(clock.now)
     whole = len(clients) * clock.now
-    return Timed(tuple(seconds), sum(clock.computed.values()) / whole if whole else 0.0)
+    return Timed(tuple(seconds), sum(clock.computed.values()) / whole if whole and counted else None)
 
 
 class _Clock:

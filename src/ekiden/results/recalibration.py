@@ -58,8 +58,9 @@ class Recalibration(Checked):
         """
         if form not in found.recalibration:
             raise UserError(
-                "a recalibration needs validation samples of two classes that the scores do not separate without "
-                "error, and higher scores for the second class: use the model as it is"
+                "no recalibration follows from the validation samples: they are few, or of one class, or their scores "
+                "part the classes almost without error, or are not higher for the second class. Use the model as it "
+                "is, or more validation samples"
             )
         slope, intercept = found.recalibration[form]
         rule = "chosen"

@@ -25,7 +25,7 @@ from ekiden.engine.folder import PassesOf, settings_in
 from ekiden.engine.method import State
 from ekiden.engine.networks import as_module
 from ekiden.engine.setup import check_model, resolved_hardware, why_unusable
-from ekiden.engine.subgroups import divisions
+from ekiden.engine.subgroups import check_divisions, divisions
 from ekiden.engine.transport import Transfer
 from ekiden.engine.worker import Setup, Worker
 from ekiden.results.clock import Devices, Timed, devices_of, timed
@@ -381,7 +381,7 @@ class Result:
                 data were. Personal models need the same silos.
             client: name of a client whose personal model is measured instead of all models.
             by: columns that divide the test samples into subgroups, as in ["sex", "age:40:65"]: numbers need bounds.
-                "domain" stands for the domains.
+                "domain" stands for the domains, "client" for the silos.
             **columns: the meaning of a table's or frame's columns, as in `ekiden.load`; by default the meaning in the
                 run, if its folder has that.
 
@@ -393,11 +393,14 @@ class Result:
             UserError: the data have other classes, samples of another shape, or other silos than the personal models,
                 or there is no such column.
         """
-        divided = divisions((by,) if isinstance(by, str) else by)
-        silos = self.data() if data is None else _silos(data, self.config, columns)
-        test = self.judge(silos)
+        silos_by = said_in(self.config).get("reading", {}).get("group_column", "")
+        divided = divisions((by,) if isinstance(by, str) else by, silos_by)
         if divided and (client or self.weights is None):
             raise UserError("subgroups are for a run's global model: leave out by, or measure another run")
+        silos = self.data() if data is None else _silos(data, self.config, columns)
+        test = self.judge(silos)
+        if divided:
+            check_divisions(divided, silos.dataset)
         if not client:
             row = test(self.weights, self.personal, last=True)
             if divided and self.weights is not None:

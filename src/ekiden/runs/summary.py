@@ -175,7 +175,8 @@ def _took(clocks: Sequence[Timed]) -> float | None:
 
 
 def _computed(clocks: Sequence[Timed]) -> float | None:
-    return mean(clock.computing for clock in clocks) if clocks else None
+    shares = [clock.computing for clock in clocks if clock.computing is not None]
+    return mean(shares) if shares else None
 
 
 def _grouped(summaries: Iterable[Summary]) -> dict[str, dict[int, Summary]]:
@@ -232,7 +233,7 @@ def comparison(summaries: Iterable[Summary], devices: Devices | None = None) -> 
 def _clocked(clocks: Sequence[Timed]) -> tuple[str, str]:
     """Return the simulated time, and the share of it in which clients computed; dashes if it is not known."""
     took, computed = _took(clocks), _computed(clocks)
-    return ("-", "-") if took is None or computed is None else (duration(took), f"{computed:.1%}")
+    return "-" if took is None else duration(took), "-" if computed is None else f"{computed:.1%}"
 
 
 def _majority(runs: Sequence[Summary]) -> str:
@@ -332,7 +333,10 @@ def shown(folder: Path, devices: Devices | None = None) -> list[str | Table]:
     again = f"started {counted(len(attempts), 'time')}; bytes moved in steps that were lost: {size(lost)}"
     took = ""
     if clock and clock.seconds:
-        took = f"simulated time: {duration(clock.seconds[-1])}, in {clock.computing:.1%} of which clients computed"
+        share = "without computing, of which no passes were counted"
+        if clock.computing is not None:
+            share = f"in {clock.computing:.1%} of which clients computed"
+        took = f"simulated time: {duration(clock.seconds[-1])}, {share}"
     said = (notes(run), network(run), sums(run), privacy(run.config), took, again)
     table = estimates(run)
     parts: list[str | Table] = [label(run.config), about(run), steps(run, clock), *([table] if table else []), *said]
@@ -561,8 +565,15 @@ def _data(config: dict[str, Any]) -> str:
     name = Path(dataset).name if Path(dataset).is_absolute() else dataset
     own = ", personal models on own data" if config["recipe"]["evaluate_on"] == "own" else ""
     name += "".join(f", {label}" for label in plan.get("reading", {}).get("label_column", ()))
-    model = outside.short(config["recipe"]["model"])
+    model = outside.short(chosen_model(config))
     return f"{name}, {counted(len(config['clients']), 'client')}{partition}, {model}{tuning}{own}"
+
+
+def chosen_model(config: Mapping[str, Any]) -> str:
+    """Return the network that the user chose; "auto" if nobody did, or the method has one of its own."""
+    model: str = config["recipe"]["model"]
+    method = _method(config)
+    return "auto" if method and method.with_source("auto", "")[1] == model else model
 
 
 def table(runs: Sequence[Summary]) -> "pa.Table":
