@@ -153,6 +153,12 @@ DEFENCES = {
         "",
         f"{COLUMNS}::test_noisy_sums_are_charged_before_they_leave_and_end_with_the_budget",
     ),
+    "runs whose samples nearly agree are refused": (
+        f"{FLOWER}/silo/participation.py",
+        "policy.check_differences(file, terms, client)",
+        "pass",
+        "tests/transports/test_told_sums.py::test_the_difference_of_two_runs_is_a_patient_and_is_refused",
+    ),
     "noise is shared only where a silo allows it": (
         f"{FLOWER}/silo/budget.py",
         "dp.honest > file.limits.honest",

@@ -3,16 +3,25 @@
 import csv
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from ekiden.base.errors import UserError
+from ekiden.base.sums import Sums
 from ekiden.data.curves import Followed
+from ekiden.data.samples import Subset
+from ekiden.methods import FedGram
+from ekiden.methods.exact.fedgram import Handoff
 from ekiden.transports.flower.silo import differences
+from ekiden.transports.flower.silo.silo import Silo
 from ekiden.transports.flower.silo.silo_file import SiloFile, read
+from tests.transports.fakes import NAMES, FakeNodes, mine, with_keys
+from tests.transports.test_remote import far
 
 pytestmark = pytest.mark.filterwarnings("ignore::ekiden.base.errors.DataWarning")
 Row = tuple[object, ...]
@@ -170,3 +179,63 @@ def test_a_damaged_file_stops_sums(tmp_path: Path) -> None:
     (tmp_path / "a-silo" / "told.salt").unlink()  # a new one would hide that rows are the same
     with pytest.raises(UserError, match=r"cannot be read without .*told\.salt: restore that from a backup"):
         held.sums()
+
+
+class Grown(FakeNodes):
+    """Silos of which one holds only some of its training samples."""
+
+    def __init__(self, files: Sequence[SiloFile], left_out: int) -> None:
+        super().__init__(files)
+        self.left_out = left_out
+
+    def silo(self, node: int) -> Silo:
+        file = self.files[node]
+        dataset, client = mine(file.name)
+        if file.name == NAMES[1]:
+            client = replace(client, train=Subset(client.train.samples, client.train.rows[self.left_out :]))
+        return Silo(file, (dataset, client))
+
+
+def gram_of(
+    folder: Path, files: Sequence[SiloFile], public: dict[str, str], left_out: int, seed: int = 3
+) -> torch.Tensor:
+    """The total of a run of FedGram, as the last silo reads it."""
+    totals = list[torch.Tensor]()
+
+    def ended(method: FedGram, network: Any, handoff: Handoff, task: Any) -> Any:
+        assert isinstance(handoff.sums, Sums)
+        totals.append(handoff.sums.matrix())
+        return solved(method, network, handoff, task)
+
+    with pytest.MonkeyPatch.context() as patch:
+        solved = FedGram.solved
+        patch.setattr(FedGram, "solved", ended)
+        method = FedGram(dictionary="seed", width=20, min_active=10)
+        far(method, Grown(files, left_out), folder, public, seed=seed)
+    return totals[0]
+
+
+def test_the_difference_of_two_runs_is_a_patient_and_is_refused(tmp_path: Path) -> None:
+    """The last silo subtracts the totals of two runs between which one sample came to another silo: it has rank one."""
+    files, public = with_keys(tmp_path, NAMES, '[limits]\nmethods = ["fedgram"]\n', trusting=False)
+    before = gram_of(tmp_path / "0", files, public, 1)
+    with pytest.raises(UserError, match="summed over the same training samples except for fewer than 10") as refused:
+        gram_of(tmp_path / "1", files, public, 0)
+    assert "\n" not in str(refused.value)
+    assert gram_of(tmp_path / "2", files, public, 1, seed=4).shape == before.shape  # the same samples again
+    assert gram_of(tmp_path / "3", files, public, 30).shape == before.shape  # many others
+    open_files = [replace(file, limits=replace(file.limits, differences=True)) for file in files]
+    after = gram_of(tmp_path / "4", open_files, public, 0)
+    assert torch.linalg.matrix_rank(after - before) == 1
+
+
+def test_the_difference_of_two_evaluations_of_a_model_is_refused(tmp_path: Path) -> None:
+    client = mine(NAMES[1])[1]
+    differences.note_rows(tmp_path, client.test, "test", 10)
+    fewer = Subset(client.test.samples, client.test.rows[9:])
+    with pytest.raises(UserError, match="summed over the same test samples except for fewer than 10"):
+        differences.note_rows(tmp_path, fewer, "test", 10)
+    differences.note_rows(tmp_path, Subset(client.test.samples, client.test.rows[10:]), "test", 10)
+    twice = Subset(client.test.samples, client.test.rows.repeat_interleave(2))
+    differences.note_rows(tmp_path, twice, "test", 10)
+    differences.note_rows(tmp_path, client.test, "test", 10)

@@ -1,4 +1,4 @@
-"""Which rows a silo has told sums of: sums of nearly the same rows, subtracted, show the rows that differ."""
+"""Which rows a silo has told sums of, in a file or in a run: two sums, subtracted, show the few rows that differ."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from ekiden.base.checks import Checked, CountOrZero, made
 from ekiden.base.errors import UserError, counted
 from ekiden.base.files import lock_file, locked, write_once
 from ekiden.data.kinds import Table
-from ekiden.data.samples import ClientData, Dataset
+from ekiden.data.samples import ClientData, Dataset, Subset
 
 FILE = "told.jsonl"
 """file in the silo's folder: a line for each sum of columns that it told, never changed"""
@@ -61,11 +61,8 @@ def note(folder: Path, client: ClientData, dataset: Dataset, times: Sequence[flo
     Raises:
         UserError: sums were told from which a column differs in few values, or of these rows between other times.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     file = folder / FILE
-    if file.exists() and not (folder / _SALT).exists():
-        raise UserError(f"{file} cannot be read without {folder / _SALT}: restore that from a backup")
-    salt = write_once(folder / _SALT, secrets.token_bytes(32))
+    salt = _salt(folder, file)
     now = ToldSums(_columns(client, dataset, salt), tuple(times))
     with locked(lock_file(file)):
         before = _read(file)
@@ -88,6 +85,50 @@ def note(folder: Path, client: ClientData, dataset: Dataset, times: Sequence[flo
                 out.write(json.dumps(asdict(now), separators=(",", ":")) + "\n")
                 out.flush()
                 os.fsync(out.fileno())
+
+
+def note_rows(folder: Path, part: Subset, kind: str, least: int) -> None:
+    """Note that a run sums over these rows, or refuse that.
+
+    Args:
+        folder: the silo's folder.
+        part: the rows.
+        kind: what they are, as in "training" rows.
+        least: the smallest number of rows by which two runs may differ.
+
+    Raises:
+        UserError: an earlier run summed over nearly the same rows.
+    """
+    kept = folder / "summed" / kind
+    salt = _salt(folder, kept)
+    x, y = part.x, part.y
+    rows = sorted(
+        blake2b(a.numpy().tobytes() + b.numpy().tobytes(), digest_size=8, key=salt).digest()
+        for a, b in zip(x, y, strict=True)
+    )
+    now, name = np.frombuffer(b"".join(rows), "<u8"), blake2b(b"".join(rows), digest_size=16).hexdigest()
+    kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if (kept / name).exists():
+        return
+    for file in sorted(kept.iterdir()):
+        before = np.frombuffer(file.read_bytes(), "<u8")
+        _, place = np.unique(np.concatenate([now, before]), return_inverse=True)
+        apart = np.bincount(place, weights=np.repeat([1.0, -1.0], [len(now), len(before)]))
+        if np.abs(apart).sum() < least:
+            raise UserError(
+                f"an earlier run summed over the same {kind} samples except for fewer than {least}: the difference "
+                "would show these. Wait for more, use the earlier samples, or set differences = true under [limits] in "
+                f"silo.toml; if no earlier run has ended, remove {file}"
+            )
+    write_once(kept / name, b"".join(rows))
+
+
+def _salt(folder: Path, needs: Path) -> bytes:
+    """Return the silo's secret, which `needs` cannot be read without."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if needs.exists() and not (folder / _SALT).exists():
+        raise UserError(f"{needs} cannot be read without {folder / _SALT}: restore that from a backup")
+    return write_once(folder / _SALT, secrets.token_bytes(32))
 
 
 def _columns(client: ClientData, dataset: Dataset, salt: bytes) -> dict[str, dict[str, int]]:

@@ -284,6 +284,7 @@ def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
     worker = Worker(setup, {file.name: client}, watch, file.limits.epochs, network)
     if first:
         check_model(worker, FederatedData(dataset, (client,)))
+        policy.check_differences(file, terms, client)
     admission.bind()
     data = custody.fingerprint(client, custody.kept_salt(admission.folder))
     admission.check_data(data)

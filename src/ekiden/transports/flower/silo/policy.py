@@ -9,6 +9,7 @@ from torch import nn
 
 from ekiden.base.errors import UserError
 from ekiden.data.kinds import terms
+from ekiden.data.samples import ClientData
 from ekiden.data.tasks import balanced
 from ekiden.data.tasks import terms as task_terms
 from ekiden.engine import wire
@@ -23,7 +24,7 @@ from ekiden.methods.blocks.secure import SecureMethod
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures
 from ekiden.training import frozen
 from ekiden.training.network import on_meta
-from ekiden.transports.flower.silo import budget
+from ekiden.transports.flower.silo import budget, differences
 from ekiden.transports.flower.silo.silo_file import EVALUATE, Held, SiloFile
 from ekiden.transports.flower.trust import custody, keys
 from ekiden.transports.flower.trust.agreement import Agreement
@@ -115,6 +116,22 @@ def _check_sums(file: SiloFile, agreed: Agreement) -> None:
             f"{option} gives sums with other members from round to round, and their differences can show the model of "
             f"{file.name} (limits.differences in its silo.toml): leave it out"
         )
+
+
+def check_differences(file: SiloFile, agreed: Agreement, client: ClientData) -> None:
+    """Refuse exact sums over samples of which all but a few were summed over in an earlier run, and note these.
+
+    Sums of features over training samples, and the figures of one model on test samples, can be subtracted.
+    """
+    method, limits = agreed.recipe.method, file.limits
+    if limits.differences:
+        return
+    if agreed.measures:
+        differences.note_rows(file.folder, client.test, "test", limits.min_samples)
+    elif not agreed.recipe.dp and (
+        isinstance(method, (FixedFeatures, Trees, GLM, DeepAFL)) or method.title().endswith(LAP)
+    ):
+        differences.note_rows(file.folder, client.train, "training", limits.min_active)
 
 
 def plan_of(file: SiloFile, agreed: Agreement, setup: Setup, absent: Sequence[Absence] = ()) -> Outline | None:

@@ -63,8 +63,9 @@ class Limits(Checked):
     skips: bool = True
     """also take part in runs that continue without silos that do not answer (`--absent skip`)"""
     differences: bool = False
-    """also take part in runs with `--secure` whose sums may have other members from round to round (`--absent skip`,
-    `--participation` below 1): a coordinator can send the same model twice, and read single models from differences"""
+    """also take part in runs whose sums, subtracted, show little of one silo: with `--secure` and other members from
+    round to round (`--absent skip`, `--participation` below 1), or over samples of which a few differ from those of an
+    earlier run"""
     min_clients: Count = 2
     """smallest number of silos in a run with keys; the result of a run of one silo is that silo's own model"""
     clients: Count = 100
