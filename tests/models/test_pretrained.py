@@ -1,7 +1,10 @@
 """Networks that others trained: read without executing or unpickling anything, and refused in one line."""
 
+import json
+import shutil
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +86,62 @@ def test_an_image_network_of_transformers_from_a_folder(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match="takes images"):
         models.build(f"hf:{tmp_path}", (30,), 5)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network of transformers in one file, and in several with a list of them."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=16, patch_size=8
+    )
+    folder = tmp_path_factory.mktemp("shards")
+    model = transformers.ViTModel(config, add_pooling_layer=False)
+    model.save_pretrained(folder / "one")
+    model.save_pretrained(folder / "many", max_shard_size="4KB")
+    return folder
+
+
+def test_a_network_in_several_files_is_the_same_as_in_one(shards: Path) -> None:
+    assert len(list((shards / "many").glob("*.safetensors"))) > 2
+    built = (models.build(f"hf:{shards / name}", (3, 16, 16), 5) for name in ("one", "many"))
+    one, many = (network.get_submodule("features").state_dict() for network in built)
+    assert one.keys() == many.keys()
+    assert all(torch.equal(one[name], many[name]) for name in one)
+
+
+def _changed(change: Callable[[dict[str, str], Path], Any]) -> Callable[[Path], None]:
+    def changed(folder: Path) -> None:
+        index = folder / "model.safetensors.index.json"
+        found = json.loads(index.read_text())
+        change(found["weight_map"], folder)
+        index.write_text(json.dumps(found))
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("damage", "error"),
+    [
+        (lambda f: next(f.glob("*-00002*")).unlink(), "No such file"),
+        (lambda f: (p := next(f.glob("*-00002*"))).write_bytes(p.read_bytes()[:-8]), "cannot be read"),
+        (_changed(lambda shards, f: [shards.pop(n) for n in list(shards) if "-00002" in shards[n]]), "lacks values"),
+        (_changed(lambda shards, f: shards.clear()), "lists no files"),
+        (_changed(lambda shards, f: shards.update(x="../one/model.safetensors")), "is no safetensors file in this"),
+        (_changed(lambda shards, f: shards.update(x="pytorch_model.bin")), "is no safetensors file in this"),
+        (lambda f: (f / "model.safetensors.index.json").write_text("[]"), "lists no files"),
+        (lambda f: (f / "model.safetensors.index.json").write_text("{"), "cannot be read"),
+    ],
+)
+def test_a_network_whose_files_are_incomplete_or_lead_elsewhere_is_refused(
+    damage: Callable[[Path], Any], error: str, shards: Path, tmp_path: Path
+) -> None:
+    """Otherwise transformers draws what is missing at random, and says it only to its log."""
+    shutil.copytree(shards / "many", tmp_path / "net")
+    damage(tmp_path / "net")
+    with pytest.raises(UserError, match=error) as refused:
+        models.build(f"hf:{tmp_path / 'net'}", (3, 16, 16), 5)
+    assert "\n" not in str(refused.value)
 
 
 def test_efficientnet_lite0_with_the_values_of_its_package() -> None:

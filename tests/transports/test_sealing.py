@@ -119,6 +119,28 @@ def test_whatever_is_changed_or_moved_does_not_open(parties: dict[str, Party]) -
     assert b.open(data, lock, "a", "3-0-train", 4).data == b"new weights"
 
 
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 16, 23])
+def test_pieces_of_a_value_open_only_all_and_in_their_order(
+    length: int, parties: dict[str, Party], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealing, "_PIECE", 8)
+    a, b = parties["a"], parties["b"]
+    value = Encoded.of(b"x" * length)  # pieces are equal, so that a nonce used twice shows
+    data, (lock,) = a.seal(value, "3-0-train", (reader(b, 4),))
+    pieces = [data[at : at + 24] for at in range(0, len(data), 24)]
+    assert len(data) == length + 16 * max(1, -(-length // 8)) == sum(map(len, pieces))
+    assert len({piece[:8] for piece in pieces}) == len(pieces)
+    assert b.open(data, lock, "a", "3-0-train", 4) == value
+    orders = {b"".join(pieces[i] for i in order) for n in range(len(pieces) + 2) for order in orders_of(pieces, n)}
+    for changed in (orders | {data[:-1], data + data}) - {data}:
+        with pytest.raises(WireError, match="is broken"):
+            b.open(changed, lock, "a", "3-0-train", 4)
+
+
+def orders_of(pieces: list[bytes], n: int) -> Iterator[tuple[int, ...]]:
+    return itertools.product(range(len(pieces)), repeat=n)
+
+
 @pytest.mark.parametrize("sender", ["a", SERVER])
 def test_a_reader_cannot_put_another_value_in_the_place_of_one_that_another_reader_shall_get(
     sender: str, parties: dict[str, Party]
@@ -273,6 +295,7 @@ def patterns(model: Weights) -> list[bytes]:
 )
 def test_no_weight_is_on_the_wire(method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[bool, int] = {}
+    monkeypatch.setattr(sealing, "_PIECE", 5000)  # as values of more than 1 GiB are
     for sealed in (True, False):
         folder = tmp_path / str(sealed)
         nodes, public = federation(folder)

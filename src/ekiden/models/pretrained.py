@@ -1,5 +1,6 @@
 """Pretrained networks with a new head: EfficientNet-Lite0 from a package, and those of transformers and timm."""
 
+import json
 import logging
 import os
 from functools import cache
@@ -210,22 +211,43 @@ def _transformers() -> Any:
 
 
 def _loaded(auto: Any, source: str, options: dict[str, Any]) -> nn.Module:
-    """Read a network. No code in its folder is executed, and nothing is unpickled."""
+    """Read a network, from one file or several. No code in its folder is executed, and nothing is unpickled."""
     path = Path(source).expanduser()
     name = str(path) if path.is_dir() else source
-    common = {"trust_remote_code": False, "use_safetensors": True, "dtype": torch.float32}
+    common = {"trust_remote_code": False, "use_safetensors": True, "dtype": torch.float32, "output_loading_info": True}
     with torch.random.fork_rng(devices=[]):
         try:
+            _check_shards(path / "model.safetensors.index.json")
             try:
-                return auto.from_pretrained(name, **common, **options)  # type: ignore[no-any-return]
+                network, about = auto.from_pretrained(name, **common, **options)
             except TypeError:  # not every network has a pooling layer to leave out
-                return auto.from_pretrained(name, **common)  # type: ignore[no-any-return]
+                network, about = auto.from_pretrained(name, **common)
         except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
             reason = str(error).strip().split("\n")[0]
             raise UserError(
                 f"--model hf:{source} cannot be read ({reason}): give a folder with config.json and model.safetensors, "
                 "or the name of a network on the hub"
             ) from None
+    texts = getattr(network, "main_input_name", "") == "input_ids"  # for these we take means and no pooling layer
+    if lacking := sorted(n for n in about["missing_keys"] if not (texts and n.startswith("pooler."))):
+        raise UserError(
+            f"--model hf:{source} lacks values ({_some(lacking)}), which would be random: download it again, or choose "
+            "another network"
+        )
+    return network  # type: ignore[no-any-return]
+
+
+def _check_shards(index: Path) -> None:
+    """Refuse a list of files whose names lead elsewhere, or to files that transformers would unpickle."""
+    if not index.is_file():
+        return
+    found = json.loads(index.read_text(encoding="utf-8"))
+    shards = found.get("weight_map") if isinstance(found, dict) else None
+    if not isinstance(shards, dict) or not shards:
+        raise ValueError(f"{index.name} lists no files")
+    for name in shards.values():
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise ValueError(f"{index.name} lists {str(name)[:80]!r}, which is no safetensors file in this folder")
 
 
 def from_timm(source: str, shape: tuple[int, ...], classes: int) -> SplitNetwork:

@@ -1,6 +1,7 @@
 """Seal values: only the intended readers can open them, and a value that was changed or moved does not open.
 
-Each value is encrypted once under its own key (ChaCha20-Poly1305). Each reader gets a lock: that key and the value's
+Each value is encrypted once under its own key (ChaCha20-Poly1305), in pieces of 1 GiB whose nonces are their numbers:
+the key is used for nothing else. Each reader gets a lock: that key and the value's
 SHA-256, encrypted for the reader's key of this run by HPKE (RFC 9180). The silo key signs the silo's key of the run,
 and every lock that the silo makes. The `Binding` says what a lock is for. It is part of what is encrypted and of what
 is signed, so a value of another run, step, sender or reader is refused like a changed one. Another reader of the same
@@ -20,9 +21,9 @@ from ekiden.engine.wire import SERVER, Encoded
 from ekiden.transports.flower.trust import keys
 
 Sign = Callable[[bytes], str]
-_MOST = (1 << 31) - 17  # most bytes that the cipher takes at once, without its tag
+_PIECE = 1 << 30  # bytes that are encrypted at once; the cipher takes less than 2 GiB
+_TAG = 16
 _KEY_BYTES = 32
-_ONCE = bytes(12)  # the nonce need not vary, because every key is used only once
 
 
 @dataclass(frozen=True)
@@ -170,10 +171,14 @@ class Party:
 
 def encrypt(plain: bytes) -> Sealed:
     """Encrypt `plain` under a new key."""
-    if len(plain) > _MOST:
-        raise UserError("a value of more than 2 GB cannot be sealed: use a smaller model, or --no-sealed")
     key: bytes = _chacha().generate_key()
-    return Sealed(_chacha()(key).encrypt(_ONCE, plain, None), key)
+    return Sealed(_in_pieces(_chacha()(key).encrypt, plain, _PIECE), key)
+
+
+def _in_pieces(cipher: Callable[[bytes, memoryview, None], bytes], data: bytes | memoryview, length: int) -> bytes:
+    """Encrypt or decrypt pieces of this length. An empty value is one piece, too."""
+    starts, view = range(0, max(1, len(data)), length), memoryview(data)
+    return b"".join(cipher(i.to_bytes(12, "little"), view[at : at + length], None) for i, at in enumerate(starts))
 
 
 def lock(key: bytes, digest: str, reader: str, binding: Binding, sign: Sign | None) -> Lock:
@@ -216,7 +221,7 @@ def unlock(lock: Lock, data: bytes | memoryview, private: Any, binding: Binding,
         if sender is not None and not (sender and keys.proves(sender, _signed(statement, wrapped), lock.signature)):
             raise ValueError("not signed by the sender")
         inside = _hpke().decrypt(wrapped, private, statement)
-        found = Encoded.of(_chacha()(inside[:_KEY_BYTES]).decrypt(_ONCE, data, None))
+        found = Encoded.of(_in_pieces(_chacha()(inside[:_KEY_BYTES]).decrypt, data, _PIECE + _TAG))
         if found.digest != inside[_KEY_BYTES:].hex():
             raise ValueError("another value under the same key")
     except Exception:  # of the cipher, of HPKE or of the hexadecimal: all mean the same
