@@ -332,7 +332,8 @@ def _names_of_missing(seen: SeenData) -> Iterator[str]:
         found = [name for name in names if name.strip().casefold() in marks]
         if what not in dict(owners) and names and all(re.fullmatch(r"-?\d{1,18}", name) for name in names):
             rest = [int(name) for name in names if not _MARK.fullmatch(name)] or [0]
-            apart = [name for name in names if not min(rest) - 1 <= int(name) <= max(rest) + 1]
+            least, most = min(rest) - 1, max(rest) + 1
+            apart = [name for name in names if not least <= int(name) <= most]
             found = [name for name in apart if str(int(name) - 1) not in names]
         if found:
             yield (

@@ -247,7 +247,7 @@ def _check_shards(index: Path) -> None:
         raise ValueError(f"{index.name} lists no files")
     for name in shards.values():
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise ValueError(f"{index.name} lists {str(name)[:80]!r}, which is no safetensors file in this folder")
+            raise ValueError(f"{index.name} lists {str(name)[:80]!r}, which is not a safetensors file in this folder")
 
 
 def from_timm(source: str, shape: tuple[int, ...], classes: int) -> SplitNetwork:
