@@ -134,6 +134,14 @@ def test_noisy_sums_are_charged_before_they_leave_and_end_with_the_budget(tmp_pa
     assert len((tmp_path / "a-silo" / FILE).read_text().splitlines()) == 1
 
 
+def test_exact_sums_beside_a_limit_on_epsilon_are_said_to_be_exact(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = silo(tmp_path, patients(60), "\n[limits]\nepsilon = 5")
+    write_sums(SumsOptions(file.path))
+    assert "these sums have no noise, so limits.epsilon does not cover them" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("more", "schema", "dp", "wrong"),
     [

@@ -259,6 +259,8 @@ def sums(options: SumsOptions) -> None:
     found = noisy_columns.sums(file, dp) if dp else file.sums(options.times)
     write(out, [found.to_json().encode()])
     say(f"wrote {out}: read it, then give it to the coordinator")
+    if file.limits.epsilon is not None and not dp:
+        say("these sums have no noise, so limits.epsilon does not cover them: --dp adds it")
 
 
 def make_keys(options: KeysOptions) -> None:
