@@ -28,6 +28,8 @@ from ekiden.transports.flower.silo.silo_file import SiloFile
 
 _GRID = 1024
 """u and u² are rounded to multiples of 1/1024"""
+_SURE = 4
+"""standard deviations of the noise from which a count is not taken for noise alone"""
 _LABEL = target("")
 
 
@@ -51,13 +53,14 @@ def sums(file: SiloFile, dp: DP) -> ColumnSums:
     budget.spend(file, dp, spent)
     drawn = Draw(Noise(secrets.token_bytes(32))).gaussian(deviation, sum(map(len, parts))).numpy()
     noisy = np.split((np.concatenate(parts) + drawn) / _GRID, np.cumsum([len(part) for part in parts])[:-1])
+    least = max(dataset.least, math.ceil(_SURE * deviation / _GRID))
     moments, missing, categories = dict[str, ColumnMoments](), dict[str, int](), dict[str, dict[str, int]]()
     for (name, column), told in zip(numbers.items(), noisy, strict=False):
-        moments[name] = column.moments(told[1:], dataset.least, deviation / _GRID)
+        moments[name] = column.moments(told[1:], least, deviation / _GRID)
         if not name.startswith(_LABEL):
-            missing[name] = _rows(told[0], dataset.least)
+            missing[name] = _rows(told[0], least)
     for (name, others), told in zip(names.items(), noisy[len(numbers) :], strict=True):
-        counts = {category: _rows(n, dataset.least) for category, n in zip(others.allowed, told, strict=True)}
+        counts = {category: _rows(n, least) for category, n in zip(others.allowed, told, strict=True)}
         categories[name] = {category: n for category, n in counts.items() if n}
     table, classes = Table.of(dataset.inputs), categories.pop(_LABEL, {})
     return ColumnSums(moments, missing, categories, table.dates, table.missing, file.name, classes)
@@ -94,7 +97,7 @@ class _NumberColumn:
             least: the smallest number of values of which something is told.
             deviation: of the noise.
         """
-        count = _rows(told[0], max(least, 1))
+        count = _rows(told[0], least)
         if not count:
             return ColumnMoments()
         middle, half = self._scale()
@@ -162,4 +165,4 @@ def _columns(
 def _rows(noisy: float, least: int) -> int:
     """Return a noisy count; 0 if it is smaller than the least that is told."""
     found = round(noisy)
-    return found if found >= max(least, 1) else 0
+    return found if found >= least else 0
