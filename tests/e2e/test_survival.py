@@ -33,12 +33,29 @@ def start(federation: Federation, name: str) -> None:
 def test_silos_compute_what_lifelines_does(tmp_path: Path) -> None:
     (tmp_path / "flower").mkdir()
     with running(tmp_path / "flower", start) as federation:
-        flags = ("--clients", ",".join(NAMES[:2]), "--family", "cox", "--laps", "5", "--out", "runs")
+        flags = (
+            "--clients",
+            ",".join(NAMES[:2]),
+            "--family",
+            "cox",
+            "--laps",
+            "5",
+            "--times",
+            "100,200,500",
+            "--out",
+            "runs",
+        )
         said = federation.run("glm", *flags, timeout=570)
         (folder,) = (federation.folder / "runs").iterdir()
         shown = json.loads(federation.ekiden("show", str(folder), "--json"))
+        (federation.folder / "new.csv").write_text("age,bmi,sex,stage\n60,27,m,II\n70,27,m,II\n")
+        rows = federation.ekiden("predict", str(folder), "new.csv", "--at", "100", "500").splitlines()
         assert "verified: " in federation.ekiden("verify", str(folder), "--keys", "keys")
     found = shown["coefficients"]
+    assert rows[0].endswith('"survival_100","survival_500"'), rows
+    young, old = ([float(value) for value in row.split(",")[-2:]] for row in rows[1:3])
+    assert 1 > young[0] > young[1] > 0
+    assert all(a > b for a, b in zip(young, old, strict=True))
     assert len(found) == len(REFERENCE["estimate"]), said
     for k, one in enumerate(found):
         error = REFERENCE["error"][k]

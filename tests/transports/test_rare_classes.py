@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.linear_model import LogisticRegression
 
 from ekiden import Hardware, Training
@@ -82,15 +83,15 @@ def silos(tmp_path: Path, command: Callable[..., tuple[int, str]]) -> Nodes:
     return Nodes([read(tmp_path / f"{name}.toml") for name in "ab"])
 
 
-def here(silos: Nodes, method: Method, training: Training, metric: str = "") -> Result:
+def here(silos: Nodes, method: Method, training: Training, metric: str = "", model: str = "mlp") -> Result:
     held = list(silos.held.values())
     data = FederatedData(held[0][0], tuple(client for _, client in held))
     how: dict[str, Any] = {"training": training, "hardware": Hardware(threads=1), "seed": 3, "metric": metric}
-    return run_here(method, data, model="mlp", **how)
+    return run_here(method, data, model=model, **how)
 
 
-def far(silos: Nodes, folder: Path, method: Method, training: Training, metric: str = "") -> Result:
-    recipe = Recipe(method, model="mlp", training=training, seed=3, metric=metric, evaluate_every=0)
+def far(silos: Nodes, folder: Path, method: Method, training: Training, metric: str = "", model: str = "mlp") -> Result:
+    recipe = Recipe(method, model=model, training=training, seed=3, metric=metric, evaluate_every=0)
     return session.run(RemotePlan(recipe, "a,b"), silos, folder, {}, lambda line: None, poll=0)
 
 
@@ -121,9 +122,61 @@ def test_a_silo_trains_only_with_the_weights_that_follow_from_its_own_counts(sil
         far(silos, tmp_path / "other", FedGram(), BALANCED)
     file = tmp_path / "agreed.json"
     file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "classes"}))
-    with pytest.raises(UserError, match="class_weights needs counts of classes, which silos agree on for tables"):
+    with pytest.raises(UserError, match="class_weights needs counts of classes, which silos agree on"):
         far(silos, tmp_path / "other", FedSeq(epochs=1), BALANCED)
     assert not (tmp_path / "other").exists()
+
+
+def unlike(folder: Path, kind: str) -> None:
+    """Two silos of images or texts; most are ill at one and few at the other."""
+    draw = np.random.default_rng(0)
+    for name, counts in (("a", {"ill": 5, "well": 25}), ("b", {"ill": 12, "well": 10})):
+        place = folder / name
+        if kind == "images":
+            for label, n in counts.items():
+                (place / label).mkdir(parents=True)
+                for k in range(n):
+                    shown = draw.integers(0, 100, (4, 4), dtype=np.uint8) + (100 if label == "ill" else 0)
+                    Image.fromarray(shown.astype(np.uint8)).save(place / label / f"{k}.png")
+        else:
+            words = {"ill": "fever cough pain", "well": "calm rest fine"}
+            rows = [f"{words[label]} {k},{label}" for label, n in counts.items() for k in range(n)]
+            (folder / f"{name}.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+        where = f'path = "{name}"' if kind == "images" else f'path = "{name}.csv"\ntext_column = "text"'
+        lines = (f'name = "{name}"', "[data]", where, "min_count = 3", "val_fraction = 0.2", "[hardware]", "threads=1")
+        (folder / f"{name}.toml").write_text("\n".join(lines))
+
+
+@pytest.mark.parametrize("kind", ["images", "texts"])
+def test_silos_of_images_and_texts_agree_on_counts_of_classes(
+    kind: str, tmp_path: Path, command: Callable[..., tuple[int, str]]
+) -> None:
+    unlike(tmp_path, kind)
+    for name in "ab":
+        code, said = command("silo", "sums", str(tmp_path / f"{name}.toml"))
+        assert code == 0, said
+        told = json.loads((tmp_path / f"{name}-sums.json").read_text())
+        assert {k for k, v in told.items() if v} == {"classes", "silo"}
+    sums = [str(tmp_path / f"{name}-sums.json") for name in "ab"]
+    code, said = command("federation", "agree", *sums, "--out", str(tmp_path / "agreed.json"))
+    assert code == 0, said
+    assert "training samples of 2 classes" in said
+    files = [read(tmp_path / f"{name}.toml") for name in "ab"]
+    files = [replace(file, data=replace(file.data, agreed="agreed.json")) for file in files]
+    silos = Nodes(files)
+    result = far(silos, tmp_path / "run", FedSeq(epochs=1), BALANCED, model="auto")
+    assert same(result.weights, here(silos, FedSeq(epochs=1), BALANCED, model="auto").weights)
+    assert not same(result.weights, here(silos, FedSeq(epochs=1), TRAINING, model="auto").weights)
+    labels = np.concatenate([client.train.y.numpy() for _, client in silos.held.values()])
+    counts = np.bincount(labels)
+    terms = agreements.parse((tmp_path / "run" / "agreement.json").read_text())
+    assert terms.labels.weights == pytest.approx(labels.size / (2 * counts))  # type: ignore[attr-defined]
+    if kind == "images":  # few more images, and the difference of two sums is their label
+        for k in range(2):
+            Image.fromarray(np.full((4, 4), k, dtype=np.uint8)).save(tmp_path / "a" / "ill" / f"new{k}.png")
+        code, said = command("silo", "sums", str(tmp_path / "a.toml"))
+        assert code == 2
+        assert "sums of these rows were reported before, except for" in said
 
 
 @pytest.mark.slow  # measures the AUROC of each epoch

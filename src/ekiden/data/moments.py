@@ -537,8 +537,15 @@ class Scaling:
     classes: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
+        if not self.scales:
+            return f"training samples of {len(self.classes)} classes"
         numeric, categorical = map(len, (Table.of(self.table).numeric, Table.of(self.table).categorical))
         return f"{numeric} columns of numbers, {categorical} of categories; {len(self.targets)} to predict"
+
+    @property
+    def scales(self) -> bool:
+        """Whether there is more than numbers of samples by class."""
+        return self.table is not None or bool(self.targets)
 
     def to_json(self) -> dict[str, Any]:
         """Return the scaling as plain values."""
@@ -573,7 +580,7 @@ def read_agreed(path: Path) -> Scaling:
             raise ValueError("a class has no sample")
         if not all(isfinite(mean) and 0 < std < inf for mean, std in targets.values()):
             raise ValueError("a mean or a standard deviation is not a number, or not positive")
-        return Scaling(from_json(values) if values or not targets else None, targets, schema, classes)
+        return Scaling(from_json(values) if values or not (targets or classes) else None, targets, schema, classes)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{path} holds no agreed scaling ({error}): make it by `ekiden federation agree`") from None
 
@@ -628,6 +635,8 @@ def agree_on(
     table = Table(tuple(sorted(columns)), tuple(sorted(told[0].categories)), dates=tuple(sorted(told[0].dates)))
     table = agree(table, told)
     known = table if table.numeric or table.categorical else None
+    if known is None and not any(one.moments or one.classes for one in told):
+        raise UserError("no silo counts enough samples of any class: lower min_count in their silo.toml")
     classes = dict(sorted(_counted([one.classes for one in told]).items()))
     return Scaling(known, target_scales(told), schema.text() if schema else "", classes)
 

@@ -240,8 +240,8 @@ def agree(
     if plan.recipe.training.class_weights != "none":
         if not one.counts and isinstance(task, Classification):
             raise UserError(
-                "--class-weights needs counts of classes, which silos agree on for tables (`ekiden silo sums`, then "
-                "`ekiden federation agree`): leave it out"
+                "--class-weights needs counts of classes, which silos agree on (`ekiden silo sums`, then `ekiden "
+                "federation agree`): do that first, or leave it out"
             )
         task = balanced(task, one.counts, one.classes)
     if counting_of(task, task.outputs(one.classes), full=True).lacks(task.headline.name):

@@ -27,7 +27,7 @@ from ekiden.data.doubts import fingerprints
 from ekiden.data.holdings import hold
 from ekiden.data.moments import ColumnSums, read_agreed, told_by
 from ekiden.data.targets import in_order
-from ekiden.data.tasks import LanguageModelling, terms
+from ekiden.data.tasks import Classification, LanguageModelling, terms
 from ekiden.data.tasks.base import IGNORED
 from ekiden.engine.subgroups import divisions
 from ekiden.methods import LAP, METHODS
@@ -137,8 +137,8 @@ class Data(Reading):
     """a secret text that all silos share: `ekiden silo sums` then tells 8 bytes for each row, by which rows that
     several silos hold are found. By default nothing is told about single rows"""
     agreed: str = ""
-    """for a table, or for numbers to predict: a file with the scaling that all silos agreed on, made by
-    `ekiden federation agree`"""
+    """a file with what all silos agreed on, made by `ekiden federation agree`: the scaling of a table and of numbers to
+    predict, and how many training samples each class has, for --class-weights"""
 
     @property
     def reading(self) -> Reading:
@@ -218,7 +218,9 @@ class SiloFile:
 
     def load(self) -> Held:
         """Load the silo's data."""
-        found = self._call() if self.data.python else self.read()
+        return self._own(self._call() if self.data.python else self.read())
+
+    def _own(self, found: Dataset | FederatedData) -> Held:
         if isinstance(found, Dataset):
             found = in_order(found, self.data.classes)
             if found.least:
@@ -264,15 +266,18 @@ class SiloFile:
         return replace(told_by(client, found, times), silo=self.name, rows=tuple(sorted(row.hex() for row in rows)))
 
     def unscaled(self) -> Held:
-        """Load rows on whose scale the silos have not agreed yet."""
-        found = None if self.data.python else self.read()
-        if found is None or not found.least:
+        """Load rows on whose scale the silos have not agreed yet, or other samples, whose classes alone are counted."""
+        found = self._call() if self.data.python else self.read()
+        if isinstance(found, Dataset) and found.least and not self.data.python:
+            held = split(replace(found, least=0), Iid(), 1, seed=0, val_fraction=self.data.val_fraction)
+            return found, held.clients[0]
+        dataset, client = self._own(found)
+        if dataset.inputs.agreed or not isinstance(dataset.task, Classification):
             raise UserError(
-                f"{self.path}: only a table that is not scaled yet, and numbers to predict, are agreed on (leave out "
-                "data.agreed)"
+                f"{self.path}: only a table that is not scaled yet, numbers to predict, and numbers of samples by "
+                "class are agreed on (leave out data.agreed)"
             )
-        held = split(replace(found, least=0), Iid(), 1, seed=0, val_fraction=self.data.val_fraction)
-        return found, held.clients[0]
+        return replace(dataset, least=self.data.min_count), client
 
     @property
     def schemas(self) -> list[Path]:
@@ -315,8 +320,8 @@ class SiloFile:
         if self.schema:
             reading = replace(reading, schema=str(self.schemas[-1])).with_schema()
         own = self.beside(data.path)
-        if data.agreed:
-            known = read_agreed(self.beside(data.agreed))
+        known = read_agreed(self.beside(data.agreed)) if data.agreed else None
+        if known and known.scales:
             reading = reading.like(known.table)
             asked = AskedData(own.stem, reading, task=data.task, inputs=known.table, classes=data.classes or None)
             found = known.scaled(assemble([hold(own, reading)], asked))
