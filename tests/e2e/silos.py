@@ -48,10 +48,10 @@ def free_ports(count: int) -> list[int]:
 class Federation:
     """The processes of a SuperLink and its silos."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, names: tuple[str, ...] = NAMES) -> None:
+        self.folder, self.names = folder, names
         self.ports = free_ports(5)
-        self.parts = Parts(folder, "127.0.0.1", self.ports[0], self.ports[4], NAMES)
+        self.parts = Parts(folder, "127.0.0.1", self.ports[0], self.ports[4], names)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.seen: set[bytes] = set()
         self.environment = {
@@ -77,7 +77,7 @@ class Federation:
         make_certificates(self.folder, "127.0.0.1")
         (self.folder / "own.py").write_text(OWN)
         (self.folder / "keys").mkdir()
-        for i, name in enumerate(NAMES):
+        for i, name in enumerate(self.names):
             (self.folder / f"{name}.toml").write_text(
                 f'name = "{name}"\n[data]\npython = "own.py:mine"\n[hardware]\nthreads = 1\n'
                 f'[limits]\nmethods = ["fedelmy", "fedgram", "fedseq"]\n'
@@ -153,22 +153,26 @@ class Federation:
         with self.watching():
             return self.ekiden(
                 *("run", method, "--on", "flower", "--link", self.link, "--certificate", "ca.crt", "--keys", "keys"),
-                *("--clients", ",".join(NAMES), "--lr", "0.01", "--batch-size", "64", "--seed", "3", *flags),
+                *("--clients", ",".join(self.names), "--lr", "0.01", "--batch-size", "64", "--seed", "3", *flags),
                 timeout=timeout,
             )
 
 
 @contextlib.contextmanager
-def running(folder: Path, start: Callable[[Federation, str], None] = Federation.start_silo) -> Iterator[Federation]:
+def running(
+    folder: Path,
+    start: Callable[[Federation, str], None] = Federation.start_silo,
+    names: tuple[str, ...] = NAMES,
+) -> Iterator[Federation]:
     """A federation whose processes all run, and end with the block."""
-    federation = Federation(folder)
+    federation = Federation(folder, names)
     try:
         federation.prepare()
         federation.start_link()
-        files = [f"keys/{name}.pub" for name in NAMES]
+        files = [f"keys/{name}.pub" for name in names]
         said = federation.ekiden("silo", "register", *files, "--link", federation.link, "--certificate", "ca.crt")
-        assert said.count("registered") >= 3, said
-        for name in NAMES:
+        assert said.count("registered") >= len(names), said
+        for name in names:
             start(federation, name)
         yield federation
     finally:

@@ -59,22 +59,33 @@ def finished(federation: Federation) -> Finished:
     return run
 
 
-@pytest.mark.parametrize("name", ["fedseq", pytest.param("fedelmy", marks=pytest.mark.slow)])
+def test_two_silos_are_equal_to_one_process(tmp_path: Path) -> None:
+    """The one fast test with real silos. Each has four processes that import PyTorch or Flower, so they are two."""
+    with running(tmp_path, names=NAMES[:2]) as federation:
+        said = federation.run("fedseq", *CASES["fedseq"][1])
+        folder = federation.folder / "runs" / "fedseq-flower-seed3"
+        assert federation.readable(folder / "model.safetensors") == 0, "the SuperLink reads nothing at any time"
+        assert_equal_to_one_process(federation, "fedseq", said, tmp_path / "here")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_equal_to_one_process(federation: Federation, finished: Finished, name: str, tmp_path: Path) -> None:
-    here = tmp_path / "here"
-    result = expected(CASES[name][0], here)
-    there, said = finished(name)
+    assert_equal_to_one_process(federation, name, finished(name)[1], tmp_path / "here")
+
+
+def assert_equal_to_one_process(federation: Federation, name: str, said: str, here: Path) -> None:
+    there = federation.folder / "runs" / f"{name}-flower-seed3"
+    result = expected(CASES[name][0], here, [client for client in NAMES if client not in federation.names])
     assert_same_files(there, here, said)
     assert read_lines(there / "metrics.jsonl")[-1]["accuracy"] == result.accuracy
     assert f"{100 * result.accuracy:.2f}" in said
-    rows = read_lines(there / "network.jsonl")
-    tasks = {"fedelmy": 4, "fedseq": 3}[name]  # one message a hop, and FedELMY's warm-up
-    assert [row["kind"] for row in rows if row["kind"] != "status"] == ["task"] * tasks + ["evaluate"] * 3
+    rows, silos = read_lines(there / "network.jsonl"), len(federation.names)
+    tasks = silos + (name == "fedelmy")  # one message a hop, and FedELMY's warm-up
+    assert [row["kind"] for row in rows if row["kind"] != "status"] == ["task"] * tasks + ["evaluate"] * silos
     assert all(0 < row["engine"] < 10_000 for row in rows)
     said = " ".join(federation.ekiden("verify", str(there), "--keys", "keys").split())
-    assert f"verified: {tasks} tasks, each signed by its silo, and the result is what they gave" in " ".join(
-        said.split()
-    )
+    assert f"verified: {tasks} tasks, each signed by its silo, and the result is what they gave" in said
     assert json.loads((there / "config.json").read_text())["on"] == "flower"
 
 

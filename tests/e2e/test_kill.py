@@ -18,7 +18,7 @@ from tests.warm import WarmProcess, command
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
 SAME = ("metrics.jsonl", "ledger.jsonl")
 FEDELMY = "run fedelmy --data digits --models 3 --epochs 25 --warmup 25 --threads 1 --out"
-LOCAL = "run local --data digits --clients 6 --rounds 3 --epochs 40 --threads 1 --out"
+LOCAL = "run local --data digits --clients 4 --rounds 3 --epochs 30 --threads 1 --out"
 PATIENCE = 120.0
 """Seconds after which something must have happened on the slowest machine."""
 
@@ -179,4 +179,4 @@ def test_killed_with_worker_processes(tmp_path: Path, monkeypatch: pytest.Monkey
     assert folder is not None
     Process(args, tmp_path / "log", warm=True).finish()
     assert results(folder) == results(whole)
-    assert len(results(folder)) == 1 + 6
+    assert len(results(folder)) == 1 + 4
