@@ -121,7 +121,8 @@ def test_a_rare_category_and_a_rare_gap_are_not_told_of() -> None:
 
 
 def test_sums_are_what_is_told_and_add_up() -> None:
-    from ekiden.data.moments import ColumnSums, agree, told_by
+    from ekiden.data.agreement import agree
+    from ekiden.data.moments import ColumnSums, told_by
 
     raw = load(patients(), label_column="died", group_column="ward", drop_columns=others("died"), min_count=2)
     whole = split(raw, "iid", 1, val_fraction=0.0)
@@ -769,7 +770,7 @@ def test_data_sets_of_other_libraries() -> None:
     class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
         def __iter__(self) -> Any:
             for k in range(30):
-                yield torch.full((4,), float(k)), k % 2
+                yield torch.full((4,), k + 1.0), k % 2
 
     stream: Any = Stream()
     silos = federate([stream, torch.utils.data.TensorDataset(torch.randn(30, 4), torch.arange(30) % 2)])

@@ -148,7 +148,7 @@ def spoiled(value: float) -> tuple[Tensor, Tensor]:
         (lambda: from_tensors(features(), (torch.zeros(5, 4), torch.zeros(5).long())), r"float32 of shape \(4,\)"),
         (lambda: from_tensors(features(3, 3)), "train has only 3 samples, too few to hold out"),
         (lambda: from_tensors([{"x": 1, "y": 2}] * 3), "must be tensors"),
-        (lambda: from_tensors([(torch.zeros(2), "cat"), (torch.zeros(2), 1)]), "y integers or names"),
+        (lambda: from_tensors([(torch.zeros(2), "cat"), (torch.zeros(2), 1)]), "y integers, names or masks"),
         (lambda: from_tensors(5), "must be tensors"),  # type: ignore[arg-type]
         (lambda: from_tensors([(torch.zeros(2), 0), (torch.zeros(3), 0)]), r"differ in shape \(\(2,\), \(3,\)\)"),
         (lambda: federate([]), "the list of silos is empty"),

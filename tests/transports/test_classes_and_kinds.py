@@ -11,7 +11,7 @@ import pytest
 from ekiden import Training
 from ekiden.base import outside
 from ekiden.base.errors import UserError
-from ekiden.data.moments import agree_on
+from ekiden.data.agreement import agree_on
 from ekiden.methods import FedAvg
 from ekiden.recipe import Recipe
 from ekiden.transports.flower.coordinator import session

@@ -14,7 +14,7 @@ from ekiden.cli.silos import SumsOptions
 from ekiden.cli.silos import sums as write_sums
 from ekiden.data import schema as schemas
 from ekiden.data.kinds import Table
-from ekiden.data.moments import agree_on
+from ekiden.data.agreement import agree_on
 from ekiden.training.private import DP
 from ekiden.training.private_sums import planned
 from ekiden.transports.flower.silo import noisy_columns

@@ -12,7 +12,7 @@ import pytest
 from ekiden import Training
 from ekiden.base.errors import PrivateError, UserError
 from ekiden.data import schema as schemas
-from ekiden.data.moments import read_agreed
+from ekiden.data.agreement import read_agreed
 from ekiden.methods import FedAvg
 from ekiden.recipe import Recipe
 from ekiden.transports.flower.coordinator import session

@@ -12,7 +12,8 @@ from ekiden.base.errors import UserError
 from ekiden.base.files import write
 from ekiden.cli.console import console, print_json, say, table_of
 from ekiden.data import study
-from ekiden.data.moments import ColumnSums, agree_on
+from ekiden.data.agreement import agree_on
+from ekiden.data.moments import ColumnSums
 from ekiden.data.schema import read as read_schema
 from ekiden.transports.flower import commands
 from ekiden.transports.flower.commands import Security

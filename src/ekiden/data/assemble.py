@@ -15,13 +15,13 @@ from ekiden.data.augment import Augment
 from ekiden.data.columns import Reading
 from ekiden.data.holdings import Holding, Source, hold, silo_name
 from ekiden.data.kinds import Inputs, Tokens, of_tensor
-from ekiden.data.moments import check_values, some
 from ekiden.data.samples import Dataset, Samples
 from ekiden.data.spelling import check_classes, spelled
 from ekiden.data.targets import refuse_constant, targets
 from ekiden.data.tasks import Classification, LanguageModelling, ScaledTask, Task, scaled
 from ekiden.data.tasks.base import IGNORED
 from ekiden.data.undecoded import Encoding, Raw, composed, owners, subjects, times
+from ekiden.data.units import check_values, some
 
 _Piece: TypeAlias = tuple[Raw, Samples]
 """a part of a source, with its labels and owners; the samples' x is not read yet"""
@@ -177,6 +177,8 @@ def _encoded(
         tokens = cast(Tokens, kind)
         task = replace(task, vocabulary=tokens.vocabulary)
         train, test = (replace(s, y=s.x.masked_fill(s.x == tokens.pad, IGNORED)) for s in (train, test))
+    for part in (train, test):
+        task.check_samples(part.x, part.y, first.source)
     return train, test, kind or of_tensor(train.x), task
 
 

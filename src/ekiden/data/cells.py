@@ -341,6 +341,9 @@ class Cells:
         if dated:
             stamps = text.spread(self._microseconds(what, text)[0], 0) if text else stamps_of(column)
             warn_of_marks(stamps / DAY, what, dates=True)
+            if (late := stamps > (date.today() - date(1970, 1, 1)).days * DAY + DAY).any():
+                shown = f"{iso(int(stamps.max()), whole=True)} in {row_text(int(stamps.argmax()))}"
+                tell(f"{what} holds {counted(int(late.sum()), 'time')} in the future ({shown}): correct it")
             return stamps.view("datetime64[us]")
         if text and text.numbers[self.decimal].all():
             return text.spread(self._parsed(text), 0.0)

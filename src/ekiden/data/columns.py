@@ -233,6 +233,12 @@ def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
     meant = {*targets, domain, group, subject, time}
     kind, chosen = _kind(table, source, reading, usual, meant)
     measured = [*chosen] * (kind is Table)
+    left = [name for name in table.column_names if name not in meant.union(chosen, reading.drop_columns)]
+    if left and not measured and usual == USUAL and not reading.schema:
+        tell(
+            f"{source} has columns that no model of {kind.words} gets ({', '.join(left)}): leave them out by "
+            "--drop-columns, or say what they mean, as by --subject-column"
+        )
     cells = Cells(table, source, reading.writing, [*measured, *targets, *filter(None, [time])])
     numbers = schemas.read(reading.schema).of_kind("number", "date") if reading.schema else ()
     return Raw(

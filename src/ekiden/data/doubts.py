@@ -2,11 +2,11 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from itertools import combinations, permutations
+from itertools import chain, combinations, permutations
 from math import exp, log
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,12 @@ from torch import Tensor
 
 from ekiden.base.errors import counted, listed, tell
 from ekiden.base.outside import pa, pc
-from ekiden.data.cells import DATE, is_text
+from ekiden.data.cells import DATE, garbled, is_text, short
 from ekiden.data.columns import Reading
 from ekiden.data.kinds import Inputs, Table
 from ekiden.data.raster import split
 from ekiden.data.samples import Dataset
-from ekiden.data.tasks import Classification, MultiLabel, Regression, ScaledTask
+from ekiden.data.tasks import Classification, MultiLabel, Regression, ScaledTask, Segmentation
 from ekiden.data.undecoded import PARTS, Raw
 
 _ID = re.compile(
@@ -42,6 +42,7 @@ _IMPROBABLE = 0.01
 _NEVER = 1e-18
 _SEVERAL = 0.01  # share of test rows that equal a training row
 FEATURES = 2  # of a sample; rows of a single number are equal by chance
+_EXPECTED = 5.0  # samples with a label that a silo without any should have
 _COPIED = 20  # rows from which a column that equals the label is hardly chance
 _AGREES = 0.995  # share of rows in which a feature tells the label
 _MOST_NAMES = 200  # classes whose names are compared
@@ -49,9 +50,20 @@ _SHORTEST = 5  # letters of a name that may hold a slip
 _MOST = 0.8  # share of files with names that begin alike
 _TOTALS = {"total", "subtotal", "grand total", "sum", "summe", "gesamt"}  # rows below a table
 _SPLIT = re.compile(r"(is_?)?(train|test|val|valid|validation|split|fold|partition)")
+_WEIGHT = re.compile(
+    r"(^|[\W_])((sample|survey|sampling|case|row|instance|propensity|frequency)[\W_]?(weights?|wgt|wt)"
+    r"|iptw|ipw|ipcw|[pfa]weight)$"
+)
 _PART = re.compile(r"^$|\d|train|test|val|dev|hold|^(true|false|yes|no|none|nan)$")  # not arms that one folds
 _UNKNOWN = {"unknown", "unk", "missing", "not available", "not known", "undefined", "n.d.", "n.a.", "tbd", "-", "--"}
 _MARK = re.compile(r"-?(7{2,}|8{2,}|9+)|-[78]")
+_HTML = re.compile(r"&(#\d+|[a-z]+);|</?(p|br|div|span|em|strong|li|[ou]l|t[drh]|table|html|body|font)\b[^<>]*>", re.I)
+_LEFT_IN_TEXTS: Mapping[str, Callable[[str], object]] = {
+    "hold a character that was lost in another encoding": lambda text: "\ufffd" in text,
+    "were read in another encoding": lambda text: not text.isascii() and any(map(garbled, text.split())),
+    "hold marks of HTML": _HTML.search,
+    "say only that there is none": re.compile(r"\s*(nan|none|null|na|n/a|<na>)\s*", re.I).fullmatch,
+}
 _PEEK = 512  # rows that are looked at first
 _LARGE = 1 << 28  # bytes of samples that are not compared
 
@@ -80,12 +92,28 @@ class SeenData:
         return "all silos" if self.data.groups else self.raws[0].source
 
     @cached_property
+    def bare(self) -> tuple[Tensor, Tensor]:
+        """Return which training and test samples (n,) have nothing in them."""
+        train, test = (self.data.inputs.bare(part.x).cpu() for part in (self.data.train, self.data.test))
+        return train, test
+
+    @cached_property
     def prints(self) -> tuple[list[bytes], list[bytes]] | None:
-        """Return fingerprints of all training and test samples; None if there are too many, or rows of one number."""
-        train, test = self.data.train.x, self.data.test.x
-        if train.nbytes + test.nbytes > _LARGE or train[0].numel() < FEATURES:
+        """Return fingerprints of all training and test samples; None if there are too many, or rows of one number.
+
+        Those with nothing in them have fingerprints of their own.
+        """
+        both = (self.data.train.x, self.data.test.x)
+        if sum(x.nbytes for x in both) > _LARGE or both[0][0].numel() < FEATURES:
             return None
-        return fingerprints(train, self.data.inputs, b""), fingerprints(test, self.data.inputs, b"")
+        train, test = (
+            [
+                b"%d" % row if empty else print_
+                for row, (print_, empty) in enumerate(zip(prints, bare.tolist(), strict=True))
+            ]
+            for prints, bare in zip((fingerprints(x, self.data.inputs, b"") for x in both), self.bare, strict=True)
+        )
+        return train, test
 
 
 def look(seen: SeenData) -> None:
@@ -265,7 +293,7 @@ def _rare_labels(seen: SeenData) -> Iterator[str]:
 
 
 def _splits(seen: SeenData) -> Iterator[str]:
-    """Name the features that say which rows are for training and which for the test."""
+    """Name the features that say which rows are for training and which for the test, or how much a row weighs."""
     first = seen.raws[0]
     if not first.kind.agreed or seen.reading.feature_columns:
         return
@@ -273,28 +301,61 @@ def _splits(seen: SeenData) -> Iterator[str]:
         columns = [raw.images[name] for raw in seen.raws if name in raw.images.column_names]
         values = {str(value).strip().lower() for column in columns for value in pc.unique(column).to_pylist()[:_FEW]}
         named = _SPLIT.fullmatch(name.lower()) and all(map(_PART.search, values))
+        says, advice = "", "leave it out"
         if named or (len(values) > 1 and values <= {*PARTS}):
+            says = "which rows are for training and which for the test"
+            advice = "put rows for the test into a file of their own, and leave the column out"
+        elif _WEIGHT.search(name.lower()):
+            says = "how much each row weighs"
+        if says:
             yield (
-                f"column {name!r} of {first.source} seems to say which rows are for training and which for the test, "
-                f"and nothing follows it: put rows for the test into a file of their own, and leave the column out "
+                f"column {name!r} of {first.source} seems to say {says}, and nothing follows it: {advice} "
                 f"(--drop-columns={name!r})"
             )
 
 
-def _empty_texts(seen: SeenData) -> Iterator[str]:
-    """Say how many texts have no word, and where all have none."""
-    both = (seen.data.train, seen.data.test)
-    lengths = [seen.data.inputs.lengths(part.x) for part in both]
-    if lengths[0] is None:
-        return
-    empty = torch.cat([length == 0 for length in lengths if length is not None])
-    if empty.any():
-        owner = [part.group for part in both if part.group is not None]
-        at = [name for k, name in enumerate(seen.data.groups) if len(owner) == 2 and empty[torch.cat(owner) == k].all()]
+def _bare_samples(seen: SeenData) -> Iterator[str]:
+    """Say how many samples have nothing in them, and where none has anything."""
+    both, bare = (seen.data.train, seen.data.test), torch.cat(seen.bare)
+    if bare.any():
+        owner = [part.group.cpu() for part in both if part.group is not None]
+        at = [name for k, name in enumerate(seen.data.groups) if len(owner) == 2 and bare[torch.cat(owner) == k].all()]
         where = f", among them all at {listed(at)}" if at else ""
         yield (
-            f"{int(empty.sum()):,} of {len(empty):,} texts of {seen.raws[0].source} are empty{where}: leave them out, "
-            "or check the column"
+            f"{int(bare.sum()):,} of {len(bare):,} samples of {seen.source} hold nothing (no word, no value, or "
+            f"only zeros){where}: leave them out, or check how they were read"
+        )
+
+
+def _odd_texts(seen: SeenData) -> Iterator[str]:
+    """Say how many texts hold what another program left in them."""
+    texts = [text for raw in seen.raws if isinstance(raw.images, list) for text in raw.images if isinstance(text, str)]
+    for what, test in _LEFT_IN_TEXTS.items():
+        odd = [text for text in texts if test(text)]
+        if odd and len(odd) >= _SEVERAL * len(texts):
+            yield (
+                f"{len(odd):,} of {len(texts):,} texts of {seen.source} {what} ({short(odd[0])}): correct them, or "
+                "models learn where they come from"
+            )
+
+
+def _absent_labels(seen: SeenData) -> Iterator[str]:
+    """Name labels, and classes of pixels, that no sample of a silo has, as if nobody had looked for them there."""
+    data, group = seen.data, seen.data.train.group
+    if group is None or not isinstance(data.task, MultiLabel | Segmentation):
+        return
+    y, found = data.train.y, list[str]()
+    for k, name in enumerate(data.classes):
+        has = y[:, k] > 0.5 if y.ndim == 2 else (y == k).flatten(1).any(1)
+        rows = {silo: has[group == place] for place, silo in enumerate(data.groups)}
+        without = [
+            silo for silo, here in rows.items() if not here.any() and len(here) * has.double().mean() >= _EXPECTED
+        ]
+        found += [f"{name!r} (at {listed(without)})"] * bool(without)
+    if found:
+        yield (
+            f"no training sample has the label {listed(found, sign='; ')}, and many at other silos have: check that it "
+            "was looked for there"
         )
 
 
@@ -310,6 +371,9 @@ def _two_labels(seen: SeenData) -> Iterator[str]:
             labels.setdefault(print_, set()).add(label)
     several = [sorted(each) for each in labels.values() if len(each) > 1]
     rows = len(train) + len(test)
+    twice = sum(n > 1 for n in Counter(chain(*seen.prints)).values())
+    if train.x.ndim == 2 and twice >= 2 * len(several):
+        return  # rows are coarse: equal ones are other samples
     if several and _improbable(len(several), rows * rows / 2 * chance(train.x)):
         yield (
             f"{counted(len(several), 'sample')} of {seen.raws[0].source} {'is' if len(several) == 1 else 'are'} there "
@@ -579,7 +643,7 @@ _DOUBTS = (
         _nearly_alike,
     ),
     *(_slices_of_files, _names_of_files, _small_groups, _given_tests, _rows_in_both, _classes_in_test_only),
-    *(_rows_of_groups, _empty_texts, _subjects_of_several),
+    *(_rows_of_groups, _bare_samples, _odd_texts, _absent_labels, _subjects_of_several),
 )
 """what is looked for; each yields a line for what it finds"""
 

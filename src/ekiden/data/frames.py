@@ -54,7 +54,8 @@ def first(error: Exception) -> str:
 
 
 def _of_columns(columns: dict[str, Any]) -> Any:
-    return pa.table({name: _unmixed(values) for name, values in columns.items()})
+    plain = {name: values.tolist() if type(values).__name__ == "Tensor" else values for name, values in columns.items()}
+    return pa.table({name: _unmixed(values) for name, values in plain.items()})
 
 
 def _of_pandas(frame: Any) -> Any:

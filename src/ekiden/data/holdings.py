@@ -309,18 +309,22 @@ def _array(part: Any, what: str) -> Any:
 
 def _collected(pairs: Any, what: str) -> tuple[Tensor, Any]:
     """Return the samples and labels of pairs."""
+    wanted = f"{what} must be tensors (x, y) or a map-style dataset of pairs (x, y), y integers, names or masks"
+    if type(pairs).__name__ == "DataLoader":
+        raise UserError(f"{what} is a DataLoader, which deals out batches: give its samples, loader.dataset")
     try:
         items = [pairs[i] for i in range(len(pairs))] if hasattr(pairs, "__len__") else [*iter(pairs)]
-        xs, ys = [x for x, _ in items], [y for _, y in items]
+        if odd := next((item for item in items if not isinstance(item, tuple | list) or len(item) != 2), None):
+            parts = f" of {len(odd)} parts" if hasattr(odd, "__len__") else ""
+            raise UserError(f"{wanted}, not samples of type {type(odd).__name__}{parts}.")
+        xs, ys = [x for x, _ in items], [np.array(y) if isinstance(y, Image.Image) else y for _, y in items]
         named = bool(ys) and all(isinstance(y, str) for y in ys)
         labels = np.array(ys, dtype=np.str_) if named else _numbers(ys)
         if xs and all(isinstance(x, Image.Image) for x in xs):
             return decode([[Raw(what, xs, np.zeros(len(xs), dtype=np.int64), kind=Images)]], Images())[0], labels
         tensors = [x if isinstance(x, Tensor) else torch.from_numpy(np.array(x)) for x in xs]
-    except (TypeError, ValueError, KeyError, OverflowError) as error:
-        raise UserError(
-            f"{what} must be tensors (x, y) or a map-style dataset of pairs (x, y), y integers or names ({error})."
-        ) from error
+    except (TypeError, ValueError, KeyError, OverflowError, RuntimeError) as error:
+        raise UserError(f"{wanted} ({error}).") from error
     shapes = {tuple(x.shape) for x in tensors}
     if len(shapes) > 1:
         raise UserError(f"samples of {what} differ in shape ({', '.join(map(str, sorted(shapes)[:3]))}): resize them.")
@@ -331,10 +335,8 @@ def _numbers(ys: Sequence[Any]) -> Tensor:
     """Return the labels of pairs: whole numbers as int64, other numbers and arrays unchanged."""
     if any(np.ndim(y) for y in ys):
         return torch.stack([torch.as_tensor(y) for y in ys])
-    values = [y.item() if isinstance(y, Tensor) else y for y in ys]
-    if any(int(value) != value for value in values):
-        return torch.tensor([float(value) for value in values], dtype=torch.float64)
-    return torch.tensor([int(value) for value in values], dtype=torch.int64)
+    values = torch.tensor([float(y) for y in ys], dtype=torch.float64)
+    return torch.tensor([int(y) for y in ys]) if bool((values == values.floor()).all()) else values
 
 
 def _inputs(x: Tensor, what: str) -> Tensor:
@@ -382,6 +384,8 @@ def hold(
         usual: names of columns that mean something if `reading` does not say so.
     """
     what = what or (f"silo {name}" if name else "the table")
+    if type(source) is dict and any(isinstance(part, Tensor) and part.ndim != 1 for part in source.values()):
+        raise UserError(f"{what} is a dict of tensors ({', '.join(source)}): give (inputs, labels), a pair of them")
     if frames.is_frame(source) or type(source) is dict:
         return Holding(name, columns.samples(frames.arrow(source, what), what, reading, usual))
     if not isinstance(source, str | PathLike):
@@ -396,8 +400,12 @@ def hold(
     path = Path(source).expanduser()
     parts = [part for part in find(path) if part is not None]
     check_class_folders(parts, reading)
-    beside = path.iterdir() if path.is_dir() and parts[0] != path else ()
-    if more := [part for part in beside if part.stem.lower() in PARTS[2:]]:
+    if path.is_dir():
+        more = [part for part in path.iterdir() if parts[0] != path and part.stem.lower() in PARTS[2:]]
+    else:
+        named = [path.with_name(path.name.replace("train", part)) for part in PARTS[2:] if "train" in path.name]
+        more = [part for part in named if part.is_file() and part != path]
+    if more:
         tell(
             f"{listed(sorted(more))} is not read: validation samples are taken from the training part; call a part "
             "test to measure models on it"

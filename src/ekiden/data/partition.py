@@ -16,10 +16,10 @@ from torch import Tensor
 from ekiden.base.checks import Checked, Count, Positive, checked
 from ekiden.base.errors import UserError, at, counted, listed, tell, unknown
 from ekiden.data import holdout
+from ekiden.data.agreement import agreed
 from ekiden.data.assemble import from_tensors
 from ekiden.data.holdings import Source
 from ekiden.data.holdout import DealtUnits
-from ekiden.data.moments import agreed
 from ekiden.data.samples import Dataset, FederatedData, Samples, Shares, coming_from
 
 Rows = NDArray[np.int64]

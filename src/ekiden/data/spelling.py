@@ -1,7 +1,8 @@
 """Find names of classes, categories and silos that are written in several ways, and make them one if the user says so.
 
 Names are alike if they differ in case, blanks, hyphens or characters that nobody sees only; or if all names of a column
-mean yes or no: yes, Y, true and 1 are one.
+mean yes or no: yes, Y, true and 1 are one. Subjects are alike also if their numbers differ in leading zeros, as 001 and
+1 or P-01 and P1, unless a silo has both.
 """
 
 import re
@@ -25,6 +26,7 @@ _YES, _NO = ("yes", "y", "true", "t", "1", "ja", "j", "oui", "si"), ("no", "n", 
 _TRUTH = dict.fromkeys(_YES, "yes") | dict.fromkeys(_NO, "no")
 _MANY = 1000  # different texts in a column; more are hardly names of categories
 _AGREED = "agreed"
+_SUBJECTS = "the subject column"
 ALIKE = "names that differ in case, blanks or hyphens only, or mean the same"
 
 
@@ -40,11 +42,20 @@ def folded(names: Iterable[str]) -> dict[str, str]:
     return {k: _TRUTH[f] for k, f in found.items()} if set(found.values()) <= set(_TRUTH) else found
 
 
-def spellings(names: Mapping[str, Mapping[str, int]]) -> list[list[tuple[str, list[str]]]]:
+def _folded_ids(silos: Mapping[str, Iterable[str]]) -> dict[str, str]:
+    """Return what each subject is without differences of spelling, and without leading zeros, if no silo has both."""
+    found = {name: fold(name) for each in silos.values() for name in each}
+    bare = {name: re.sub(r"(?<!\d)0+(?=\d)", "", seen).replace(" ", "") for name, seen in found.items()}
+    both = any(len({bare[name] for name in each}) < len({found[name] for name in each}) for each in silos.values())
+    return found if both else bare
+
+
+def spellings(names: Mapping[str, Mapping[str, int]], column: str = "") -> list[list[tuple[str, list[str]]]]:
     """Return the names that are alike.
 
     Args:
         names: for each silo, its names and how many rows have each.
+        column: what they are names of.
 
     Returns:
         For each name that is written in several ways, the spellings, the commonest first, each with its silos.
@@ -56,7 +67,7 @@ def spellings(names: Mapping[str, Mapping[str, int]]) -> list[list[tuple[str, li
         for name in found:
             silos.setdefault(name, []).append(silo)
     alike: dict[str, list[str]] = {}
-    for name, key in folded(silos).items():
+    for name, key in (_folded_ids(names) if column == _SUBJECTS else folded(silos)).items():
         alike.setdefault(key, []).append(name)
     return [
         [(name, silos[name]) for name in sorted(each, key=lambda n: (-rows[n], natural(n)))]
@@ -80,17 +91,17 @@ def refuse_spellings(names: Mapping[str, Mapping[str, Mapping[str, int]]]) -> No
 
 def _pairs(names: Mapping[str, Mapping[str, Mapping[str, int]]]) -> str:
     """Return in words which names are alike; empty if none are."""
-    found = [(column, ways) for column, each in names.items() for ways in spellings(each)]
+    found = [(column, ways) for column, each in names.items() for ways in spellings(each, column)]
     written = [(column, " and ".join(f"{name!r} ({listed(silos)})" for name, silos in ways)) for column, ways in found]
     return listed((f"{column} has {names}" for column, names in written), sign="; ")
 
 
-def merging(names: Mapping[str, Mapping[str, int]], known: Sequence[str] = ()) -> dict[str, str]:
+def merging(names: Mapping[str, Mapping[str, int]], known: Sequence[str] = (), column: str = "") -> dict[str, str]:
     """Return the spelling to use for each name that is written in another way: a known one, or else the commonest."""
     rows: Counter[str] = Counter()
     for found in names.values():
         rows.update(found)
-    keys = folded({*rows, *known})
+    keys = _folded_ids(names) if column == _SUBJECTS else folded({*rows, *known})
     wanted = {keys[name]: name for name in reversed(known)}
     for name in sorted(rows, key=lambda n: (-rows[n], natural(n))):
         wanted.setdefault(keys[name], name)
@@ -134,7 +145,7 @@ def spelled(
         elif pairs := _pairs(written):  # arrays of one owner, whose names are not read
             tell(f"{pairs}: {ALIKE}")
         return list(raws)
-    instead = {what: merging(each, agreed.get(what, ())) for what, each in found.items()}
+    instead = {what: merging(each, agreed.get(what, ()), what) for what, each in found.items()}
     columns = {column: instead[what] for what, column in texts.items()}
     parts = {part: instead[what] for what, part in owners.items()} | {"label": instead.get(label, {})}
     return [_renamed(raw, columns, parts) for raw in raws]

@@ -1,7 +1,8 @@
 """Read arrays from `.npy`, `.npz` and safetensors files."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.base.errors import UserError, row_text, tell
+from ekiden.base.errors import UserError, listed, row_text, tell
 from ekiden.base.outside import pa
 from ekiden.data.undecoded import Encoding, Inputs, Raw, joined
 
@@ -43,7 +44,12 @@ class Arrays(Inputs):
     @classmethod
     def assembled(cls, sides: Sequence[Sequence[Raw]], wanted: Encoding) -> tuple[list[Tensor], Inputs | None]:
         """Put arrays together. Their type says whether they are images, tokens or other numbers."""
-        return joined(sides, [[torch.as_tensor(raw.images) for raw in side] for side in sides]), None
+        parts = [[torch.as_tensor(raw.images) for raw in side] for side in sides]
+        found: dict[str, Tensor] = {}
+        for raw, x in zip(chain(*sides), chain(*parts), strict=True):
+            found.setdefault(raw.source, x)  # the training part comes first
+        _say_range(found)
+        return joined(sides, parts), None
 
     @classmethod
     def of_cells(cls, table: Any, source: str) -> NDArray[np.float32]:
@@ -62,11 +68,18 @@ class Arrays(Inputs):
                 f"column {name!r} of {source} has {lacks} in {row_text(odd)}: give all lists the same length"
             )
         try:
-            return np.array([np.stack(row) if row.dtype == object else row for row in rows], dtype=np.float32)
+            found = np.array([np.stack(row) if row.dtype == object else row for row in rows], dtype=np.float32)
         except (ValueError, TypeError) as error:
             raise UserError(
-                f"column {name!r} of {source} is not an array of numbers ({error}): give equal lengths"
+                f"column {name!r} of {source} is not an array of numbers ({error}): give lists of numbers, all of one "
+                "shape"
             ) from None
+        return encode(found, f"column {name!r} of {source}").numpy()
+
+    def bare(self, x: Tensor) -> Tensor:
+        """See `Inputs`: samples of zeros, unless all are."""
+        zeros = (x == 0).flatten(1).all(1)
+        return zeros & ~zeros.all()
 
     def takes(self, shape: Sequence[int]) -> str:
         return f"float32 arrays of shape {tuple(shape)}."
@@ -121,7 +134,7 @@ def read(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def noticed(x: Tensor, what: str) -> Tensor:
-    """Return samples with the channels of images first, and say what looks like images that are stored otherwise.
+    """Return samples with the channels of images first, and say where channels seem to come last.
 
     Bytes (n, H, W) and (n, H, W, C) become (n, C, H, W). Floats are not changed.
 
@@ -130,7 +143,7 @@ def noticed(x: Tensor, what: str) -> Tensor:
         what: their name in messages.
 
     Warns:
-        DataWarning: channels seem to come last, or floats seem to be pixels from 0 to 255.
+        DataWarning: channels seem to come last.
     """
     if x.dtype == torch.uint8 and x.ndim == 3:
         return x.unsqueeze(1)
@@ -149,18 +162,26 @@ def noticed(x: Tensor, what: str) -> Tensor:
             f"{what} has x of shape {shape}, which is read as {shape[1]} channels with {shape[2]} values in time: if "
             "time comes first, move it, as in x.transpose(0, 2, 1)"
         )
-    low, high = float(x.min()), float(x.max())
-    if not bytes_ and _pictured(x, low, high):
-        tell(
-            f"{what} has floats from {low:g} to {high:g}, which are used unchanged: if they are pixels, give uint8 or "
-            "divide by 255, or give their mean and std"
-        )
-    elif not bytes_ and max(-low, high) > _UNSCALED:
-        tell(
-            f"{what} has floats from {low:g} to {high:g}, which are used unchanged: networks learn from values around "
-            "1, so scale them, or give their mean and std"
-        )
     return x
+
+
+def _say_range(parts: Mapping[str, Tensor]) -> None:
+    """Say which sources hold floats that look like pixels from 0 to 255, or that no network learns from.
+
+    Warns:
+        DataWarning: there are such floats.
+    """
+    ends = {source: (float(x.min()), float(x.max())) for source, x in parts.items() if x.is_floating_point()}
+    pixels = {source: ends[source] for source, x in parts.items() if source in ends and _pictured(x, *ends[source])}
+    large = {source: (a, b) for source, (a, b) in ends.items() if source not in pixels and max(-a, b) > _UNSCALED}
+    for found, advice in (
+        (pixels, "if they are pixels, give uint8 or divide by 255, or give their mean and std"),
+        (large, "networks learn from values around 1, so scale them, or give their mean and std"),
+    ):
+        if found:
+            low, high = min(low for low, _ in found.values()), max(high for _, high in found.values())
+            has = "has" if len(found) == 1 else "have"
+            tell(f"{listed(found)} {has} floats from {low:g} to {high:g}, which are used unchanged: {advice}")
 
 
 def _pictured(x: Tensor, low: float, high: float) -> bool:

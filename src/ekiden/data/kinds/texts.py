@@ -14,13 +14,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ekiden.base.checks import Count, CountOrZero
-from ekiden.base.errors import UserError
+from ekiden.base.errors import UserError, tell
 from ekiden.base.outside import pa
 from ekiden.data.cells import is_text
 from ekiden.data.undecoded import Encoding, Inputs, Raw
 
 PAD = 0
 """the token that fills up short texts"""
+_CUT = 0.05  # share of texts that may be cut off without a line
 _WORD = re.compile(r"\w+|[^\w\s]")
 _VOCABULARY = 8192  # of hashed words; one in nine of the 1000 commonest words shares its token with another of them
 
@@ -84,6 +85,12 @@ class Tokens(Inputs):
         reading = wanted.reading
         made = wanted.known or tokens_for(reading.tokenizer or "words", reading.text_length)
         parts = [[made.encode(raw.images) for raw in side] for side in sides]
+        lengths = torch.cat([made.lengths(part) for side in parts for part in side])
+        if (cut := int((lengths >= made.length).sum())) > _CUT * len(lengths):
+            tell(
+                f"{cut:,} of {len(lengths):,} texts of {sides[0][0].source} have {made.length} tokens or more, and "
+                "the rest is cut off: raise --text-length"
+            )
         longest = max(part.shape[1] for side in parts for part in side)
         return [torch.cat([made.padded(part, longest) for part in side]) for side in parts], made
 
@@ -111,6 +118,9 @@ class Tokens(Inputs):
 
     def cut(self, x: Tensor) -> Tensor:
         return x[:, : max(2, int(self.lengths(x).max())) if len(x) else 2]
+
+    def bare(self, x: Tensor) -> Tensor:
+        return self.lengths(x) == 0
 
     def mask(self, tokens: Tensor) -> Tensor:
         """Return (b, L) bool: true where there is text."""

@@ -109,6 +109,9 @@ class Task(Checked, ABC):
             UserError: they are not labels of this task.
         """
 
+    def check_samples(self, x: Tensor, y: Tensor, what: str) -> None:
+        """Refuse encoded samples `x` (n, ...) whose shape does not go with their labels `y`; `what` names them."""
+
     @abstractmethod
     def outputs(self, names: Sequence[str]) -> int:
         """Return K, the number of outputs that the network needs, for the names in `Dataset.classes`."""

@@ -88,6 +88,10 @@ def _hint(y: Tensor, n: int) -> str:
     """Return a hint about what else the labels may be."""
     if y.shape == (n,) and y.is_floating_point():
         return "; numbers to predict need --task=regression"
+    if y.shape == (n, 1):
+        return ": give y[:, 0]"
+    if y.ndim > 2 and len(y) == n:
+        return "; masks of images need whole numbers of shape (n, H, W), with no colours"
     if y.ndim == 2 and len(y) == n and bool((y.sum(1) == 1).all()):
         return " (of one-hot rows, y.argmax(1)); labels of which several may be there need --task=multi-label"
     return ""
@@ -333,6 +337,11 @@ class Segmentation(PlacesTask):
 
     def outputs(self, names: Sequence[str]) -> int:
         return len(names)
+
+    def check_samples(self, x: Tensor, y: Tensor, what: str) -> None:
+        if x.ndim == 4 and x.shape[2:] != y.shape[1:]:
+            images, masks = (f"{width} x {height}" for height, width in (x.shape[2:], y.shape[1:]))
+            raise UserError(f"images of {what} have {images} pixels, their masks {masks}: give both one size")
 
     def output_shape(self, x: Tensor, y: Tensor, outputs: int) -> tuple[int, ...]:
         return (len(y), outputs, *y.shape[1:])

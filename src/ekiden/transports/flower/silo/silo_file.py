@@ -21,11 +21,12 @@ from ekiden.base.files import write
 from ekiden.base.settings import Hardware
 from ekiden.data import ClientData, Dataset, FederatedData, Iid, Reading, Samples, load, split
 from ekiden.data import schema as schemas
+from ekiden.data.agreement import read_agreed
 from ekiden.data.assemble import AskedData, assemble
 from ekiden.data.columns import listed
 from ekiden.data.doubts import fingerprints
 from ekiden.data.holdings import hold
-from ekiden.data.moments import ColumnSums, read_agreed, told_by
+from ekiden.data.moments import ColumnSums, told_by
 from ekiden.data.targets import in_order
 from ekiden.data.tasks import Classification, LanguageModelling, terms
 from ekiden.data.tasks.base import IGNORED

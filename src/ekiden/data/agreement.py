@@ -1,0 +1,336 @@
+"""Let all silos scale tables and targets alike, from the sums that they tell.
+
+Between machines, `agree_on` makes a file of these sums, and each silo reads its scaling from there.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ekiden.base.errors import UserError, counted, listed, nearest, tell
+from ekiden.data import doubts
+from ekiden.data import schema as schemas
+from ekiden.data.kinds import Inputs, Table, from_json, to_json
+from ekiden.data.kinds.tables import encode_again
+from ekiden.data.moments import ColumnSums, counted_together, target, told_by
+from ekiden.data.samples import Dataset, FederatedData, Subset
+from ekiden.data.schema import Schema
+from ekiden.data.spelling import merging, numbered_from_two, refuse_spellings
+from ekiden.data.tasks import ScaledTask, Task
+from ekiden.data.undecoded import natural
+from ekiden.data.units import check_units
+
+_TARGETS, _SCHEMA, _CLASSES = "targets", "schema", "classes"
+_TOLD = {"moments": "numbers", "categories": "categories"}
+
+
+def agree(table: Table, told: Sequence[ColumnSums]) -> Table:
+    """Return the table with the scaling and the vocabularies that follow from the silos' sums.
+
+    Warns:
+        DataWarning: a column does not vary.
+    """
+    total = ColumnSums.together(told)
+    scales = {name: total.scale(name) for name in table.numeric}
+    if constant := [name for name, (_, std) in scales.items() if not std]:
+        tell(
+            "a model learns nothing from columns with one value at all silos, or fewer than --min-count others at "
+            f"each: lower --min-count, or leave them out with --drop-columns={constant}"
+        )
+    vocabularies = tuple(tuple(sorted(total.categories[name], key=natural)) for name in table.categorical)
+    for name, known in zip(table.categorical, vocabularies, strict=True):
+        if not known:
+            raise UserError(
+                f"column {name!r} has no text that enough rows of a silo share: leave it out with "
+                f"--drop-columns={name!r}, read it as text with --text-column={name!r}, or lower --min-count"
+            )
+    return replace(
+        table,
+        centre=tuple(mean for mean, _ in scales.values()),
+        scale=tuple(std or 1.0 for _, std in scales.values()),
+        gaps=tuple(name for name in table.numeric if total.missing[name]),
+        vocabularies=vocabularies,
+        missing=total.marks,
+    )
+
+
+def target_scales(told: Sequence[ColumnSums]) -> dict[str, tuple[float, float]]:
+    """Return mean and standard deviation of each number to predict, by name."""
+    total = ColumnSums.together(told)
+    found = {name.removeprefix(target("")): total.scale(name) for name in total.moments if name not in total.missing}
+    if constant := next((name for name, (_, std) in found.items() if not std), None):
+        mean = found[constant][0]
+        raise UserError(f"the label {constant!r} is {mean:g} in all training rows: name a label that varies")
+    return found
+
+
+def agreed(fed: FederatedData, *, mixed: bool = False) -> FederatedData:
+    """Return the federation with one scaling for all clients, from what each reports about its training rows.
+
+    The columns of a table and the targets of a regression are scaled, and the times of survival.
+
+    Args:
+        fed: with tables that are not scaled yet.
+        mixed: a partition dealt out the rows of one source, so no client's unit or codes can differ from the others'.
+    """
+    if not fed.dataset.least:
+        return fed
+    told = [told_by(client, fed.dataset) for client in fed.clients]
+    if not mixed:
+        check_units(told)
+    after, task = fed.dataset.inputs, fed.dataset.task
+    if isinstance(after, Table):
+        after = agree(after, told)
+        _say_folded(fed, after)
+    if isinstance(task, ScaledTask):
+        mean, std = zip(*map(target_scales(told).__getitem__, fed.dataset.classes), strict=True)
+        task = replace(task, mean=mean, std=std)
+    return scaled(fed, after, task)
+
+
+def _say_folded(fed: FederatedData, after: Table) -> None:
+    """Count and name the categories that too few training rows of each silo have, which count as one."""
+    found, table = list[str](), Table.of(fed.dataset.inputs)
+    for place, (name, known) in enumerate(zip(table.categorical, table.vocabularies, strict=True), len(table.numeric)):
+        kept = after.vocabularies[after.categorical.index(name)]
+        rare = {code: category for code, category in enumerate(known, 1) if category and category not in kept}
+        rows: Counter[int] = Counter()
+        at = dict[str, None]()
+        for client in fed.clients if rare else ():
+            for part in (client.train, client.val, client.test):
+                held = [code for code in part.samples.x[part.rows, place].tolist() if code in rare]
+                rows.update(held)
+                at |= dict.fromkeys([client.name] * bool(held))
+        if rare:
+            names = listed(repr(rare[code]) for code, _ in rows.most_common())
+            found.append(f"column {name!r}: {names} in {counted(rows.total(), 'row')} of {listed(at)}")
+    if found:
+        tell(
+            f"{fed.dataset.name} has categories that fewer than {fed.dataset.least} training rows of each silo have "
+            f"({'; '.join(found)}): all of them count as one unknown category; correct slips, or lower --min-count"
+        )
+
+
+def scaled(fed: FederatedData, after: Inputs, task: Task) -> FederatedData:
+    """Return the same samples, encoded as agreed."""
+    dataset, before = fed.dataset, fed.dataset.inputs
+    train, test = dataset.train, dataset.test
+    if isinstance(before, Table):
+        train, test = (replace(s, x=encode_again(s.x, before, Table.of(after))) for s in (train, test))
+
+    def moved(part: Subset) -> Subset:
+        return Subset(train if part.samples is dataset.train else test, part.rows)
+
+    clients = tuple(replace(c, train=moved(c.train), val=moved(c.val), test=moved(c.test)) for c in fed.clients)
+    return FederatedData(replace(dataset, train=train, test=test, inputs=after, task=task, least=0), clients)
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The scaling that silos agreed on.
+
+    Attributes:
+        table: the columns, their scaling and vocabularies; None if samples are not rows of a table.
+        targets: mean and standard deviation of each number to predict, by name.
+        schema: the study's schema, as `Schema.text` gives it; empty without one.
+        classes: training samples of all silos in each class, by its name; empty for other tasks.
+    """
+
+    table: Inputs | None
+    targets: Mapping[str, tuple[float, float]]
+    schema: str = ""
+    classes: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        if not self.scales:
+            return f"training samples of {len(self.classes)} classes"
+        numeric, categorical = map(len, (Table.of(self.table).numeric, Table.of(self.table).categorical))
+        return f"{numeric} columns of numbers, {categorical} of categories; {len(self.targets)} to predict"
+
+    @property
+    def scales(self) -> bool:
+        """Whether there is more than numbers of samples by class."""
+        return self.table is not None or bool(self.targets)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the scaling as plain values."""
+        table = {} if self.table is None else to_json(self.table)
+        more = {_SCHEMA: json.loads(self.schema)} if self.schema else {}
+        more |= {_CLASSES: dict(self.classes)} if self.classes else {}
+        return table | more | ({_TARGETS: {k: list(v) for k, v in self.targets.items()}} if self.targets else {})
+
+    def scaled(self, dataset: Dataset) -> Dataset:
+        """Return a silo's data set with the agreed scale of the numbers to predict."""
+        if not isinstance(dataset.task, ScaledTask):
+            return dataset
+        if dataset.inputs.agreed and self.table is None:
+            raise UserError("the agreed scaling lacks the columns of the table: make it of the sums of this task")
+        for name in dataset.classes:
+            if name not in self.targets:
+                raise UserError(f"the agreed scaling lacks the target {name!r}: make it of the sums of this task")
+        mean, std = zip(*(self.targets[name] for name in dataset.classes), strict=True)
+        return replace(dataset, task=replace(dataset.task, mean=mean, std=std), least=0)
+
+
+def read_agreed(path: Path) -> Scaling:
+    """Return the scaling in a file that `ekiden federation agree` made."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        given = values.pop(_TARGETS, {}) if isinstance(values, dict) else {}
+        schema = schemas.parsed(values.pop(_SCHEMA)).text() if isinstance(values, dict) and _SCHEMA in values else ""
+        targets = {str(name): (float(mean), float(std)) for name, (mean, std) in given.items()}
+        counts = values.pop(_CLASSES, {}) if isinstance(values, dict) else {}
+        classes = {str(name): int(n) for name, n in counts.items()}
+        if min(classes.values(), default=1) < 1:
+            raise ValueError("a class has no sample")
+        if not all(isfinite(mean) and 0 < std < inf for mean, std in targets.values()):
+            raise ValueError("a mean or a standard deviation is not a number, or not positive")
+        return Scaling(from_json(values) if values or not (targets or classes) else None, targets, schema, classes)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} holds no agreed scaling ({error}): make it by `ekiden federation agree`") from None
+
+
+def agree_on(
+    files: Sequence[Path], spelling: str = "", expected: Sequence[str] = (), schema: Schema | None = None
+) -> Scaling:
+    """Return the scaling for all silos that wrote these sums.
+
+    Args:
+        files: what `ekiden silo sums` wrote at each silo.
+        spelling: merge or keep names that are written in several ways; "" refuses them.
+        expected: the silos of the federation, if they are known.
+        schema: the study's schema, which becomes part of what is agreed on.
+
+    Warns:
+        DataWarning: a silo's column is in another unit than the others', or silos hold equal rows.
+    """
+    told = []
+    for file in files:
+        try:
+            told.append(ColumnSums.from_json(file.read_text(encoding="utf-8"), str(file)))
+        except OSError as error:
+            raise UserError(f"cannot read {file}: {error.strerror}") from None
+    for file, one in zip(files, told, strict=True):
+        for what in ("moments", "categories"):
+            here, there = set(getattr(told[0], what)), set(getattr(one, what))
+            for has, lacks, names, others in (
+                (files[0], file, here - there, there - here),
+                (file, files[0], there - here, here - there),
+            ):
+                if names:
+                    name = min(names)
+                    near = nearest(name, others, n=1, cutoff=0.8)
+                    rename = f"rename {near[0]!r} there, or " if near else ""
+                    raise UserError(
+                        f"{lacks} lacks the column {name!r} of {_TOLD[what]}, which {has} has: {rename}give all silos "
+                        "the same columns, or leave it out at all by drop_columns in silo.toml"
+                    )
+        if odd := sorted({*told[0].dates} ^ {*one.dates}):
+            raise UserError(
+                f"only one of {files[0]} and {file} holds dates in the column {odd[0]!r}: write it alike at all silos"
+            )
+    told = [one if one.silo else replace(one, silo=file.stem) for file, one in zip(files, told, strict=True)]
+    _check_silos([one.silo for one in told], expected)
+    told = _spelled(told, spelling)
+    if schema:
+        _check_schema(told, schema)
+    check_units(told)
+    _check_rows(told)
+    columns = [name for name in told[0].moments if name in told[0].missing]  # the others are targets
+    table = Table(tuple(sorted(columns)), tuple(sorted(told[0].categories)), dates=tuple(sorted(told[0].dates)))
+    table = agree(table, told)
+    known = table if table.numeric or table.categorical else None
+    if known is None and not any(one.moments or one.classes for one in told):
+        raise UserError("no silo counts enough samples of any class: lower min_count in their silo.toml")
+    classes = dict(sorted(counted_together([one.classes for one in told]).items()))
+    return Scaling(known, target_scales(told), schema.text() if schema else "", classes)
+
+
+def _check_schema(told: Sequence[ColumnSums], schema: Schema) -> None:
+    """Name silos whose sums show that their data do not meet the schema; each silo checks its own rows later."""
+    wrong = [f"{one.silo}: {what}" for one in told for what in _unmet(one, schema)]
+    if wrong:
+        raise UserError(
+            f"the sums do not meet the schema ({listed(wrong, sign='; ')}): correct the data or the schema, and "
+            "make the sums again"
+        )
+
+
+def _unmet(one: ColumnSums, schema: Schema) -> Iterator[str]:
+    """Yield what in a silo's sums the schema does not allow."""
+    numbers, names = set(schema.of_kind("number", "date")), set(schema.of_kind("category"))
+    for wanted, found in ((numbers, one.missing), (names, one.categories)):
+        kind = "numbers" if wanted is numbers else "categories"
+        for column in schema.features:
+            if (column in wanted) != (column in found):
+                yield f"column {column!r} {'does not hold' if column in wanted else 'holds'} {kind}"
+        yield from (f"column {column!r} is not in the schema" for column in found if column not in schema.features)
+    for name in schema.features:
+        allowed = schema.columns[name]
+        strange = [c for c in one.categories.get(name, ()) if allowed.categories and c not in allowed.categories]
+        yield from (f"column {name!r} holds the category {c!r}" for c in strange)
+        if (
+            name in one.missing
+            and one.moments[name].count
+            and not allowed.within(np.array([one.moments[name].mean]))[0]
+        ):
+            yield f"the mean of column {name!r} is {one.moments[name].mean:.4g}, not in {allowed.allows()}"
+        if allowed.required and one.missing.get(name):
+            yield f"column {name!r} lacks values"
+    if schema.classes:
+        yield from (f"the label holds the class {c!r}" for c in one.classes if c not in schema.classes)
+
+
+def _check_silos(names: Sequence[str], expected: Sequence[str]) -> None:
+    """Refuse sums that are given twice, and name silos whose sums are missing."""
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f"two files are the sums of {twice}: give those of each silo once")
+    if expected and (missing := [name for name in expected if name not in names]):
+        raise UserError(f"the sums of {', '.join(missing)} are missing: give those of all silos of the federation")
+    if expected and (strange := [name for name in names if name not in expected]):
+        raise UserError(f"{', '.join(strange)} is not a silo of the federation: {', '.join(expected)}")
+
+
+def _spelled(told: Sequence[ColumnSums], spelling: str) -> list[ColumnSums]:
+    """Return the sums with one spelling of each name."""
+    names: dict[str, dict[str, Mapping[str, int]]] = {"the label": {one.silo: one.classes for one in told}}
+    for column in told[0].categories:
+        names[f"column {column!r}"] = {one.silo: one.categories[column] for one in told}
+    if not spelling:
+        refuse_spellings(names)
+    if spelling != "keep" and (line := numbered_from_two({one.silo: one.classes for one in told})):
+        raise UserError(f"{line}: number them alike, or take them as they are by --spelling=keep")
+    if spelling != "merge":
+        return list(told)
+    instead = {column: merging(each) for column, each in names.items()}
+    return [
+        replace(
+            one,
+            categories={c: _renamed(counts, instead[f"column {c!r}"]) for c, counts in one.categories.items()},
+            classes=_renamed(one.classes, instead["the label"]),
+        )
+        for one in told
+    ]
+
+
+def _renamed(counts: Mapping[str, int], other: Mapping[str, str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name, n in counts.items():
+        found[other.get(name, name)] = found.get(other.get(name, name), 0) + n
+    return found
+
+
+def _check_rows(told: Sequence[ColumnSums]) -> None:
+    """Say how many rows several silos hold, and which silos do not tell."""
+    tells = {one.silo: one.rows for one in told if one.rows}
+    if len(tells) > 1 and len(told[0].missing) + len(told[0].categories) >= doubts.FEATURES:
+        for line in doubts.rows_of_several(tells):
+            tell(line)
+    if tells and (silent := [one.silo for one in told if not one.rows]):
+        tell(f"rows of {', '.join(silent)} are not compared: it told no fingerprints of them")

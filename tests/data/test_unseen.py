@@ -1,0 +1,207 @@
+"""Faults of masks, labels, signals, texts, embeddings, times, ids and objects: each gives one line, or is refused."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, TensorDataset
+
+import ekiden
+from ekiden.base.errors import DataWarning, UserError
+from ekiden.data import from_tensors, load
+from ekiden.data.moments import ColumnMoments
+from ekiden.data.units import compare_units
+
+pytestmark = pytest.mark.usefixtures("no_data")
+Y = torch.arange(40) % 2
+PAIRS = TensorDataset(torch.randn(40, 4), Y)
+
+
+def pictures(n: int = 20, height: int = 6, width: int = 6) -> Any:
+    return torch.randint(0, 255, (n, 3, height, width), dtype=torch.uint8)
+
+
+def mask(*shape: int, classes: int = 2) -> Any:
+    return torch.randint(0, classes, (20, *shape))
+
+
+def table(n: int = 60, **columns: Any) -> Any:
+    rng = np.random.default_rng(len(columns))
+    return {"a": rng.normal(size=n), "b": rng.normal(size=n), "label": ["p", "q"] * (n // 2), **columns}
+
+
+def texts(of: Callable[[int], str], n: int = 40, **columns: Any) -> Any:
+    return {"text": [of(k) for k in range(n)], "label": ["p", "q"] * (n // 2), **columns}
+
+
+def signals(change: Callable[[Any], Any] = lambda x: x, high: float = 90.0) -> Any:
+    return change(torch.stack([torch.randn(40, 30), high + torch.randn(40, 30)], 1)), Y
+
+
+def zeroed(x: Any) -> Any:
+    x[:, 1] = 0
+    return x
+
+
+def said(read: Callable[[], Any]) -> str:
+    """Return all that is said while data are read."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        read()
+    return "\n".join(str(one.message) for one in seen if issubclass(one.category, DataWarning))
+
+
+@pytest.mark.parametrize(
+    ("read", "line"),
+    [
+        (lambda: from_tensors((pictures(), mask(3, 3))), "images of train have 6 x 6 pixels, their masks 3 x 3"),
+        (lambda: from_tensors((pictures(width=8), mask(8, 6))), "have 8 x 6 pixels, their masks 6 x 8: give both one"),
+        (lambda: from_tensors((pictures(), mask(6, 6, 3))), r"masks of images need whole numbers of shape \(n, H, W\)"),
+        (lambda: from_tensors((pictures(), mask(6, 6).float())), "masks of images need whole numbers"),
+        (lambda: from_tensors((torch.randn(40, 4), Y[:, None])), r"one class a sample: give y\[:, 0\]"),
+        (lambda: from_tensors(DataLoader(PAIRS)), r"train is a DataLoader, .*: give its samples, loader.dataset"),  # type: ignore[arg-type]
+        (lambda: load({"x": torch.randn(40, 4), "y": Y}), r"a dict of tensors \(x, y\): give \(inputs, labels\)"),
+        (lambda: from_tensors(TensorDataset(PAIRS[:][0])), "pairs .*, not samples of type tuple of 1 parts"),
+        (lambda: from_tensors([{"x": 1, "y": 0}] * 9), "pairs .*, not samples of type dict of 2 parts"),
+        (
+            lambda: load(pa.table({"s": [["x"]] * 40, "label": ["p", "q"] * 20})),
+            "give lists of numbers, all of one shape",
+        ),
+        (
+            lambda: load(pa.table({"s": [[1.0, k / k if k else None] for k in range(40)], "label": ["p", "q"] * 20})),
+            "column 's' of the table has NaN or infinity in row 0",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(read: Callable[[], Any], line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        read()
+
+
+@pytest.mark.parametrize(
+    ("read", "line"),
+    [
+        (
+            lambda: ekiden.federate([signals(lambda x: x.flip(1)), signals(), signals()]),
+            "channel 0 of the input of client-0 differs from other silos by",
+        ),
+        (
+            lambda: ekiden.federate([signals(zeroed, 0), signals(high=0), signals(high=0)]),
+            "channel 1 of the input hardly varies at client-0 (0), but does at other silos",
+        ),
+        (
+            lambda: ekiden.federate([(255 * torch.rand(40, 1, 4, 4), Y) for _ in range(2)]),
+            "silo client-0, silo client-1 have floats from",
+        ),
+        (
+            lambda: from_tensors((torch.where(torch.arange(40)[:, None] == 5, 0, torch.randn(40, 4)), Y)),
+            "1 of 40 samples of train hold nothing (no word, no value, or only zeros)",
+        ),
+        (
+            lambda: load(table(a=[None, *range(59)], b=["", *"xy" * 29, "x"])),
+            "1 of 60 samples of the table hold nothing",
+        ),
+        (
+            lambda: ekiden.federate([(pictures(), mask(6, 6) * k) for k in (0, 1)]),
+            "no training sample has the label '1' (at client-0), and many at other silos have",
+        ),
+        (
+            lambda: ekiden.federate(
+                [{"x": np.arange(60.0) ** 2 % 7, "f": [0, 1] * 30, "g": g} for g in ([0] * 60, [1, 1, 0] * 20)],
+                label_column=("f", "g"),
+            ),
+            "no training sample has the label 'g' (at client-0)",
+        ),
+        (
+            lambda: load(texts(lambda k: f"mÃ¼de {k}"), text_column="text"),
+            "texts of the table were read in another",
+        ),
+        (lambda: load(texts(lambda k: f"m\ufffdde {k}"), text_column="text"), "hold a character that was lost"),
+        (lambda: load(texts(lambda k: f"<p>R&amp;D {k}"), text_column="text"), "hold marks of HTML ('<p>R&amp;D 0')"),
+        (
+            lambda: load(texts(lambda k: "nan" if k % 4 else f"w {k}"), text_column="text"),
+            "30 of 40 texts of the table say",
+        ),
+        (
+            lambda: load(texts(lambda k: f"{'w ' * 300}{k}"), text_column="text"),
+            "texts of the table have 256 tokens",
+        ),
+        (lambda: load(texts(lambda k: f"w {k}", age=[1] * 40), text_column="text"), "no model of texts gets (age)"),
+        (
+            lambda: load(table(t=["2024-03-01", "2024-03-02"] * 29 + ["2204-03-01"] * 2), time_column="t"),
+            "2 times in the fut",
+        ),
+        (
+            lambda: load(table(sample_weight=np.arange(60) ** 2)),
+            "'sample_weight' of the table seems to say how",
+        ),
+    ],
+)
+def test_what_is_probably_not_meant_is_said(read: Callable[[], Any], line: str) -> None:
+    assert line in said(read)
+
+
+def test_ordinary_texts_and_weights_of_people_are_no_doubt() -> None:
+    plain = texts(lambda k: f"müde & a < b, b > {k}; naïve, Köln")
+    assert not said(lambda: load(plain, text_column="text"))
+    assert not said(lambda: load(table(weight=np.random.default_rng(5).normal(75, 9, 60))))
+
+
+def test_masks_of_pairs_may_be_pictures_with_a_palette() -> None:
+    made = []
+    for x, y in zip(pictures(), mask(6, 6, classes=3).to(torch.uint8).numpy(), strict=True):
+        picture = Image.fromarray(y, "P")
+        picture.putpalette([0, 0, 0, 255, 0, 0, 0, 255, 0])
+        made.append((Image.fromarray(x.permute(1, 2, 0).numpy()), picture))
+    data = from_tensors(made)
+    assert data.outputs == 3
+    assert data.train.y.shape == (16, 6, 6)
+
+
+def test_validation_files_next_to_training_files_are_named(tmp_path: Path) -> None:
+    for part in ("train", "val"):
+        (tmp_path / f"s_{part}.csv").write_text("a,label\n" + "".join(f"{k * k},{'pq'[k % 2]}\n" for k in range(40)))
+    assert "s_val.csv is not read: validation samples are" in said(lambda: load(str(tmp_path / "s_train.csv")))
+
+
+@pytest.mark.parametrize("ids", [("001", "1"), ("P-01", "P1")])
+def test_subjects_with_leading_zeros_stop_are_merged_or_kept(ids: tuple[str, str]) -> None:
+    padded, plain = ids
+    people = [[padded, "x7"] * 30, [plain, "x8", "x9"] * 20]
+    silos: list[Any] = [table(p=own, c=np.arange(60) + k) for k, own in enumerate(people)]
+    with pytest.raises(UserError, match=f"the subject column has '{padded}' .* and '{plain}' .* the same"):
+        ekiden.federate(silos, subject_column="p")
+
+    def people_of(how: str) -> int:
+        data = ekiden.federate(silos, subject_column="p", spelling=how, drop_columns="c").dataset
+        return len({*data.train.subject.tolist(), *data.test.subject.tolist()})  # type: ignore[union-attr]
+
+    assert people_of("keep") == 5
+    assert people_of("merge") == 4
+    silos[0]["p"] = [padded, plain] * 30  # a silo that has both tells them apart
+    ekiden.federate(silos, subject_column="p", drop_columns="c")
+
+
+def test_silos_that_differ_step_by_step_are_in_one_unit_and_a_gap_is_another() -> None:
+    rng = np.random.default_rng(0)
+    sizes = {f"s{k}": 2.0**k for k in range(8)}  # small and large ones
+
+    def moments(each: dict[str, float]) -> Any:
+        return {s: {"column 'v'": ColumnMoments.of(m * rng.uniform(0.5, 1.5, 99), "v")} for s, m in each.items()}
+
+    assert not said(lambda: compare_units(moments(sizes)))
+    line = said(lambda: compare_units(moments(sizes | {"odd": 1e6})))
+    assert "column 'v' of odd differs from other silos by a factor of about" in line
+    assert line.count("differs") == 1
+
+
+def test_coarse_rows_with_several_labels_are_no_doubt() -> None:
+    rng = np.random.default_rng(0)
+    coarse = {"a": rng.integers(0, 3, 300), "b": rng.choice(["x", "y"], 300), "label": rng.integers(0, 2, 300)}
+    assert "with several labels" not in said(lambda: load(coarse))
