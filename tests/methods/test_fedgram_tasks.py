@@ -151,6 +151,7 @@ def test_labels_are_ridge_of_scikit_learn_and_logits_of_their_scores() -> None:
     assert result.metrics[-1]["auroc"] > 0.8
 
 
+@pytest.mark.filterwarnings("ignore:no training sample has the label")
 @pytest.mark.parametrize("kind", ["regression", "multi-label"])
 @pytest.mark.parametrize("seed", range(5))
 def test_the_same_bits_in_any_order_and_division(kind: str, seed: int) -> None:
