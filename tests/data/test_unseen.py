@@ -44,6 +44,10 @@ def signals(change: Callable[[Any], Any] = lambda x: x, high: float = 90.0) -> A
     return change(torch.stack([torch.randn(40, 30), high + torch.randn(40, 30)], 1)), Y
 
 
+def two_labels(g: list[int]) -> Any:
+    return {"x": np.arange(60.0) ** 2 % 7, "f": [0, 1] * 30, "g": g}
+
+
 def zeroed(x: Any) -> Any:
     x[:, 1] = 0
     return x
@@ -113,7 +117,7 @@ def test_what_cannot_be_meant_is_refused(read: Callable[[], Any], line: str) -> 
         ),
         (
             lambda: ekiden.federate(
-                [{"x": np.arange(60.0) ** 2 % 7, "f": [0, 1] * 30, "g": g} for g in ([0] * 60, [1, 1, 0] * 20)],
+                [two_labels([0] * 60), two_labels([1, 1, 0] * 20)],
                 label_column=("f", "g"),
             ),
             "no training sample has the label 'g' (at client-0)",

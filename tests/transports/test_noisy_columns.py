@@ -13,8 +13,8 @@ from ekiden.base.errors import UserError
 from ekiden.cli.silos import SumsOptions
 from ekiden.cli.silos import sums as write_sums
 from ekiden.data import schema as schemas
-from ekiden.data.kinds import Table
 from ekiden.data.agreement import agree_on
+from ekiden.data.kinds import Table
 from ekiden.training.private import DP
 from ekiden.training.private_sums import planned
 from ekiden.transports.flower.silo import noisy_columns
