@@ -194,6 +194,74 @@ def test_places() -> None:
     assert told(t).values == pytest.approx(t.metrics() | {"loss": t.mean_loss()}, rel=1e-5)
 
 
+def answered(kind: str, n: int = 150) -> tuple[Scores, set[str]]:
+    """Answers to samples, and the figures that are of one number and not means of several."""
+    draw = torch.Generator().manual_seed(1)
+    match kind:
+        case "numbers":
+            y = torch.randn(n, 1, generator=draw)
+            task = scaled(Regression(), 7 + 3 * y)
+            x = 0.8 * y + 0.4 * y.abs() * torch.randn(n, 1, generator=draw)
+            return Scores(task, 1, (7 + 3 * y).double(), (7 + 3 * x).double(), torch.zeros(n)), {"rmse", "mae", "r2"}
+        case "labels":
+            there = (torch.rand(n, 3, generator=draw) < torch.tensor([0.2, 0.4, 0.5])).float()
+            p = (torch.randn(n, 3, generator=draw) + 2 * there - 1).sigmoid()
+            return Scores(MultiLabel(), 3, there, p, torch.zeros(n)), set()
+        case "classes":
+            y = torch.randint(3, (n,), generator=draw)
+            p = (torch.randn(n, 3, generator=draw) + 2 * torch.eye(3)[y]).softmax(1)
+            return Scores(Classification(), 3, y, p, torch.zeros(n)), set()
+        case _:
+            y = torch.randint(3, (n, 6, 6), generator=draw)
+            right = torch.rand(n, 6, 6, generator=draw) < torch.rand(n, 1, 1, generator=draw)
+            return Scores(Segmentation(), 3, y, torch.where(right, y, 2), torch.zeros(n)), {"accuracy"}
+
+
+@pytest.mark.parametrize("kind", ["numbers", "labels", "classes", "pixels"])
+def test_intervals_are_those_of_leaving_one_sample_out_or_wider(kind: str) -> None:
+    s, single = answered(kind, 60)
+    counting, whole = counted(s)
+    found = figures(counting, whole, Wanted(bootstrap=False))
+    n = len(s)
+    rest = [figures(counting, whole - counting.count(s.at(torch.tensor([i])))).values for i in range(n)]
+    others = {"auroc", "brier", "macro_f1", "dice", "miou", "mse", "balanced_accuracy", "accuracy"}
+    assert single <= found.intervals.keys() <= single | others
+    assert len(found.intervals) >= 3
+    for name, (low, high) in found.intervals.items():
+        each = np.array([values[name] for values in rest])
+        error = ((n - 1) / n * ((each - each.mean()) ** 2).sum()) ** 0.5
+        assert low < found.values[name] < high
+        ratio = (high - low) / (2 * 1.96 * error)
+        assert (0.93 if name in single else 0.97) < ratio < (1.08 if name in single else 3), (name, ratio)
+
+
+def test_coarse_counts_give_intervals_of_numbers_and_none_of_pixels() -> None:
+    s, _ = answered("numbers", 400)
+    exact, coarse = told(s), told(s, COARSE)
+    for name, ends in exact.intervals.items():
+        assert coarse.intervals[name] == pytest.approx(ends, abs=0.08), name
+    pixels, _ = answered("pixels")
+    assert {"dice", "miou", "accuracy"} <= told(pixels).intervals.keys()
+    assert not told(pixels, COARSE).intervals
+
+
+def test_a_bootstrap_of_the_calibration_error_does_not_hold_its_true_value() -> None:
+    """So there is none: chance makes the error larger, and drawing again adds chance a second time."""
+    draw, n = np.random.default_rng(0), 200
+
+    def error(right: Array, p: Array) -> float:
+        group = np.clip(np.ceil(p * 15).astype(int), 1, 15) - 1
+        return float(np.abs(np.bincount(group, right - p, 15)).sum() / len(p))
+
+    held = 0
+    for _ in range(20):
+        p = 0.5 + draw.random(n) / 2
+        right = (draw.random(n) < p).astype(float)
+        again = [error(right[rows], p[rows]) for rows in draw.integers(0, n, (100, n))]
+        held += float(np.percentile(again, 2.5)) <= 0  # the true error is 0
+    assert held == 0
+
+
 def test_intervals_of_shares_are_wilsons() -> None:
     for hits, n in ((0, 5), (3, 10), (97, 100), (10, 10)):
         expected = binomtest(hits, n).proportion_ci(method="wilson")

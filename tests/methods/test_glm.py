@@ -109,7 +109,7 @@ def test_a_constant_column_has_no_estimate() -> None:
 def test_what_a_family_does_not_explain_is_refused() -> None:
     rows = [slice(0, 100), slice(100, 200)]
     for family, label, why in (
-        ("logistic", "days", "glm needs one class for each sample"),
+        ("logistic", "days", "logistic regression explains classes, the task is regression"),
         ("poisson", "died", "family poisson explains numbers"),
     ):
         with pytest.raises(UserError, match=why):

@@ -268,7 +268,10 @@ class OfLabels(Counting):
 
 
 class OfNumbers(Counting):
-    """Numbers for each sample, standardised as in training: sums of errors and targets, and of their squares."""
+    """Numbers for each sample, standardised as in training: sums of errors e and targets y, and of their squares.
+
+    moments: for intervals, Σ e⁴, Σ e²y, Σ e²y², Σ y³, Σ y⁴.
+    """
 
     @property
     def regression(self) -> Regression:
@@ -277,27 +280,32 @@ class OfNumbers(Counting):
         return self.task
 
     def parts(self) -> Sequence[Counted]:
-        return [Counted(name, (self.outputs,)) for name in ("absolute", "squared", "target", "target_squared")]
+        sums = [Counted(name, (self.outputs,)) for name in ("absolute", "squared", "target", "target_squared")]
+        return [*sums, Counted("moments", (self.outputs, 5))]
 
     def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
         mean, std = torch.tensor([self.regression.mean, self.regression.std], dtype=torch.float64)
         y = (s.y.double().view(s.answers.shape) - mean) / std
         errors = ((s.answers.double() - mean) / std - y).nan_to_num(_LARGEST)
-        squares = (errors.abs(), errors.square(), y, y.square())
         if care.coarse:
             root = MOST_LOSS**0.5
-            tell = zip(squares, (root, MOST_LOSS, root, MOST_LOSS), strict=True)
-            sums = [_stepped(values.clamp(-most, most).sum(0), most) for values, most in tell]
+            errors, y = errors.clamp(-root, root), y.clamp(-root, root)
+        e2, y2 = errors.square(), y.square()
+        values = [errors.abs(), e2, y, y2, e2.square(), e2 * y, e2 * y2, y2 * y, y2.square()]
+        if care.coarse:
+            powers = (1, 2, 1, 2, 4, 3, 4, 3, 4)
+            sums = [_stepped(one.sum(0), root**power) for one, power in zip(values, powers, strict=True)]
         else:
-            sums = [fixed(values, 0) for values in squares]
-        return dict(zip(("absolute", "squared", "target", "target_squared"), sums, strict=True))
+            sums = [fixed(one, 0) for one in values]
+        found = dict(zip(("absolute", "squared", "target", "target_squared"), sums[:4], strict=True))
+        return found | {"moments": torch.stack(sums[4:], 1)}
 
 
 class OfTimes(Counting):
     """Times and events: pairs of samples of one silo, as `measures.pairs` counts them; see there.
 
     ordered: twice the pairs in order, ties once. comparable: pairs. squares: of what samples are in, Σ ordered²,
-    Σ ordered * comparable, Σ comparable². With fewer events than `Care.positives` no pairs are told.
+    Σ ordered * comparable, Σ comparable², for intervals. With fewer events than `Care.positives` no pairs are told.
     """
 
     def parts(self) -> Sequence[Counted]:
@@ -312,31 +320,46 @@ class OfTimes(Counting):
         if care.coarse:  # a sample is in fewer than n pairs
             step = ceil(2 * len(s) / _STEPS)
             rounded = {name: (total / step).round().long() * step for name, total in found.items()}
-            return rounded | {"squares": torch.zeros(3)}
+            steps = torch.tensor([12, 6, 3]) * ceil(len(s) ** 2 / _STEPS)  # its pairs are also in those of others
+            return rounded | {"squares": (squares / steps).round().long() * steps}
         return found | {"squares": squares}
 
 
 class OfPlaces(Counting):
     """A class for each of several places of a sample (pixels, tokens): places, and right answers among them.
 
-    table: places by label and answer, of up to 100 classes.
+    table: places by label and answer, of up to 100 classes. For intervals, sums over samples of products: squares: of
+    right answers r and places p, Σ r², Σ rp, Σ p². overlaps: of each class, of its right answers h and of its labels
+    and answers t, Σ h², Σ ht, Σ t². Both are 0 in coarse counts.
     """
 
     def parts(self) -> Sequence[Counted]:
         with_table = isinstance(self.task, Segmentation) and self.outputs <= _MOST_TABLE
-        table = [Counted("table", (self.outputs, self.outputs + 1))] if with_table else []
-        return [Counted("places"), Counted("right"), *table]
+        k = self.outputs
+        table = [Counted("table", (k, k + 1)), Counted("overlaps", (k, 3))] if with_table else []
+        return [Counted("places"), Counted("right"), Counted("squares", (3,)), *table]
 
     def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
         units = self._weights(s)
         right = (s.right.double() * units).round()
         found = {"places": units.sum(), "right": right.sum()}
-        if any(part.name == "table" for part in self.parts()):
-            found["table"] = confusion(s)
-        if not care.coarse:
-            return found
-        step = max(float(units.max()) / _STEPS, 1.0)
-        return {name: (numbers / step).round() * step for name, numbers in found.items()}
+        with_table = any(part.name == "table" for part in self.parts())
+        found |= {"table": confusion(s)} if with_table else {}
+        if care.coarse:  # a small change of one sample would show in some of many products
+            step = max(float(units.max()) / _STEPS, 1.0)
+            found = {name: (numbers / step).round() * step for name, numbers in found.items()}
+            return found | {"squares": torch.zeros(3), "overlaps": torch.zeros(self.outputs, 3)}
+        if with_table:
+            tables = torch.stack([confusion(s.at(torch.tensor([i]))) for i in range(len(s))])
+            hits = tables.diagonal(dim1=1, dim2=2)
+            found["overlaps"] = _products(hits, tables.sum(2) + tables[:, :, :-1].sum(1))
+        return found | {"squares": _products(right, units)}
+
+
+def _products(a: Tensor, b: Tensor) -> Tensor:
+    """Return Σ a², Σ ab, Σ b² over samples, (..., 3), of two counts (n, ...)."""
+    a, b = a.double(), b.double()
+    return torch.stack([(a * a).sum(0), (a * b).sum(0), (b * b).sum(0)], -1)
 
 
 def counting_of(task: Task, outputs: int, *, full: bool) -> Counting:

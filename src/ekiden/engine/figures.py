@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from math import exp, isnan, nan, sqrt
+from math import exp, inf, isnan, nan, sqrt
 from typing import Annotated, Any
 
 import numpy as np
@@ -117,13 +117,13 @@ def figures(counting: Counting, numbers: Tensor, wanted: Wanted | None = None) -
         case OfClasses():
             found = _of_classes(n, counting, wanted, joined=joined)
         case OfLabels():
-            found = _of_labels(n, counting, joined=joined)
+            found = _of_labels(n, counting, wanted, joined=joined)
         case OfNumbers():
-            found = _of_numbers(n, counting)
+            found = _of_numbers(n, counting, wanted)
         case OfTimes():
             found = _of_times(n, wanted)
         case _:
-            found = _of_places(n)
+            found = _of_places(n, wanted)
     per = float(n["places"]) if "places" in n and int(n["exact"]) == samples else samples
     values = {"loss": loss / per if per else nan, **found.pop("values")}
     if counting.task.kind == "language-modelling":
@@ -145,7 +145,7 @@ def _of_classes(n: dict[str, Any], counting: OfClasses, wanted: Wanted | None, *
     recall, f1 = _recall_f1(hits, labels, answers)
     each = {"accuracy": recall, "macro_f1": f1}
     values = {"accuracy": float(n["right"]) / samples, "balanced_accuracy": _mean(recall), "macro_f1": _mean(f1)}
-    intervals = {"accuracy": wilson(float(n["right"]), samples)} if wanted else {}
+    intervals: dict[str, Interval] = {"accuracy": wilson(float(n["right"]), samples)} if wanted else {}
     more: dict[str, Any] = {}
     if table is not None:
         intervals |= _of_table(table) if wanted and wanted.bootstrap else {}
@@ -159,6 +159,8 @@ def _of_classes(n: dict[str, Any], counting: OfClasses, wanted: Wanted | None, *
         each |= {} if two else {"auroc": _all(ranked, "auroc"), "average_precision": _all(ranked, "average_precision")}
         values["calibration_error"], errors["calibration_error"] = _calibration(n, counting.edges, joined=joined)
         more["errors"] = {name: error for name, error in errors.items() if not isnan(error)}
+        if wanted:
+            intervals |= _of_means(ranked, values, summed=True)
         if two and ranked[0].both and wanted:
             intervals["auroc"] = ranked[0].delong()
             intervals |= ranked[0].bootstrap() if wanted.bootstrap else {}
@@ -177,7 +179,7 @@ def _of_classes(n: dict[str, Any], counting: OfClasses, wanted: Wanted | None, *
     }
 
 
-def _of_labels(n: dict[str, Any], counting: OfLabels, *, joined: bool) -> dict[str, Any]:
+def _of_labels(n: dict[str, Any], counting: OfLabels, wanted: Wanted | None, *, joined: bool) -> dict[str, Any]:
     """Return the figures of several labels for each sample, as arguments of `Figures`."""
     tables = n["tables"]
     samples = tables.sum((1, 2))
@@ -197,10 +199,22 @@ def _of_labels(n: dict[str, Any], counting: OfLabels, *, joined: bool) -> dict[s
         "accuracy": float(right.sum()) / total if total else nan,
         "balanced_accuracy": _mean(recalls),
     }
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = {"intervals": {}}
+    if wanted:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            negatives, f1, shares = samples - there, each["macro_f1"], each["accuracy"]
+            two, other = hits / there, tables[:, 0, 0] / negatives
+            spreads = {
+                "accuracy": np.sqrt(shares * (1 - shares) / samples),
+                "balanced_accuracy": np.sqrt(two * (1 - two) / there + other * (1 - other) / negatives) / 2,
+                "macro_f1": np.sqrt(4 * hits * (1 - f1) ** 2 + (there + answers - 2 * hits) * f1**2)
+                / (there + answers),
+            }
+        more["intervals"] = {name: _around(values[name], spread) for name, spread in spreads.items()}
     if "scores" in n:
         ranked = [Ranked(rows[0], rows[1], middles(counting.edges), bounds(counting.edges)) for rows in n["scores"]]
         found, errors = _of_scores(ranked, n, samples=total, joined=joined)
+        more["intervals"] |= _of_means(ranked, found, summed=False) if wanted else {}
         n["top"] = _top_of_labels(n["scores"], counting.edges)
         values |= found
         values["calibration_error"], errors["calibration_error"] = _calibration(n, counting.edges, joined=joined)
@@ -219,7 +233,7 @@ def _of_labels(n: dict[str, Any], counting: OfLabels, *, joined: bool) -> dict[s
     }
 
 
-def _of_numbers(n: dict[str, Any], counting: OfNumbers) -> dict[str, Any]:
+def _of_numbers(n: dict[str, Any], counting: OfNumbers, wanted: Wanted | None) -> dict[str, Any]:
     samples, std = float(n["samples"]), np.array(counting.regression.std)
     absolute, squared, target, squares = (
         n[name] / FIXED / samples for name in ("absolute", "squared", "target", "target_squared")
@@ -232,8 +246,23 @@ def _of_numbers(n: dict[str, Any], counting: OfNumbers) -> dict[str, Any]:
             "mse": squared * std**2,
             "r2": np.where(spread > 0, 1 - squared / spread, nan),
         }
+        e4, e2y, e2y2, y3, y4 = n["moments"].T / FIXED / samples
+        ratio = squared / spread
+        both = e2y2 - 2 * target * e2y + target**2 * squared  # mean of e²(y - mean)²
+        fourth = y4 - 4 * target * y3 + 6 * target**2 * squares - 3 * target**4
+        of_squares = np.sqrt(np.maximum(e4 - squared**2, 0) / samples)
+        errors = {
+            "rmse": of_squares / (2 * np.sqrt(squared)) * std,
+            "mae": np.sqrt(np.maximum(squared - absolute**2, 0) / samples) * std,
+            "mse": of_squares * std**2,
+            "r2": np.sqrt(np.maximum(e4 - 2 * ratio * both + ratio**2 * fourth, 0) / samples) / spread,
+        }
+    values = {name: _mean(found) for name, found in each.items()}
+    limits = {"r2": (-inf, 1.0)}
+    ends = {name: _around(values[name], found, *limits.get(name, (0.0, inf))) for name, found in errors.items()}
     return {
-        "values": {name: _mean(values) for name, values in each.items()},
+        "values": values,
+        "intervals": {name: found for name, found in ends.items() if not isnan(found[0])} if wanted else {},
         "each": _rows(each, counting.outputs),
     }
 
@@ -244,29 +273,69 @@ def _of_times(n: dict[str, Any], wanted: Wanted | None) -> dict[str, Any]:
         return {"values": {}}
     pairs, value = float(n["comparable"]), min(float(n["ordered"]) / 2 / float(n["comparable"]), 1.0)
     aa, ab, bb = n["squares"]
-    if not wanted or n["exact"] < n["samples"]:
+    if not wanted:
         return {"values": {"c_index": value}}
     reach = _Z * sqrt(max(float(aa / 4 - value * ab + value**2 * bb), 0.0)) / pairs
     return {"values": {"c_index": value}, "intervals": {"c_index": (max(value - reach, 0.0), min(value + reach, 1.0))}}
 
 
-def _of_places(n: dict[str, Any]) -> dict[str, Any]:
+def _of_places(n: dict[str, Any], wanted: Wanted | None) -> dict[str, Any]:
+    """Return the figures of places; intervals are over samples, as places of one sample are not independent."""
+    told = bool(wanted) and n["exact"] == n["samples"]
     places = float(n["places"])
     values = {"accuracy": float(n["right"]) / places if places else nan}
+    intervals = {"accuracy": _around(values["accuracy"], _of_ratio(n["right"], n["places"], n["squares"]))}
     if (table := n.get("table")) is None:
-        return {"values": values}
+        return {"values": values, "intervals": intervals if told else {}}
     hits, labels, answers = table.diagonal(), table.sum(1), table[:, :-1].sum(0)
     recall, f1 = _recall_f1(hits, labels, answers)
     with np.errstate(invalid="ignore", divide="ignore"):
         iou = np.where(labels + answers > 0, hits / (labels + answers - hits), nan)
     values |= {"miou": _mean(iou), "dice": _mean(f1), "balanced_accuracy": _mean(recall)}
+    half = _of_ratio(hits, labels + answers, n["overlaps"])  # of hits / (labels + answers) = dice / 2
+    intervals |= {
+        "dice": _around(values["dice"], 2 * half),
+        "miou": _around(values["miou"], half * (1 + iou) ** 2),  # iou = x / (1 - x)
+    }
     return {
         "values": values,
+        "intervals": intervals if told else {},
         "each": _rows({"miou": iou, "dice": f1, "accuracy": recall}, len(table)),
         "prevalence": tuple((labels / labels.sum()).tolist()) if labels.sum() else (),
         "majority": _majority(n, labels),
         "confusion": tuple(tuple(map(int, row)) for row in table[:, :-1]),
     }
+
+
+def _of_ratio(above: Any, below: Any, squares: Any) -> Any:
+    """Return the standard errors of ratios of sums, from Σ a², Σ ab, Σ b² over samples (..., 3).
+
+    William Cochran: Sampling Techniques, 3rd edition, 1977, equation 6.13.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = above / below
+        aa, ab, bb = np.moveaxis(squares, -1, 0)
+        return np.sqrt(np.maximum(aa - 2 * ratio * ab + ratio**2 * bb, 0)) / below
+
+
+def _around(value: float, errors: Any, least: float = 0.0, most: float = 1.0) -> Interval:
+    """Return a 95 % interval of the mean of some figures with these standard errors, between two limits.
+
+    The mean's error is at most the mean of the errors, however the figures depend on each other; of one figure it is
+    that. So intervals of means are rather too wide.
+    """
+    reach = _Z * _mean(errors)
+    return max(value - reach, least), min(value + reach, most)
+
+
+def _of_means(ranked: "list[Ranked]", values: Mapping[str, float], *, summed: bool) -> dict[str, Interval]:
+    """Return intervals of AUROC and Brier score of some classes or labels; `summed`: the score is a sum over them."""
+    known = [one for one in ranked if one.both]
+    if not known:
+        return {}
+    areas = _around(values["auroc"], [one.area_error() for one in known])
+    errors = [one.brier_error() for one in ranked]
+    return {"auroc": areas, "brier": _around(values["brier"], sum(errors) if summed else errors, 0.0, inf)}
 
 
 @dataclass(frozen=True)
@@ -368,6 +437,27 @@ class Ranked:
                 return (slope, intercept) if slope > 0 else None
         return None
 
+    def area_error(self) -> float:
+        """Return DeLong's standard error of the area; see `delong`."""
+        area, _ = self.auroc()
+        negatives, positives = self.low.sum(), self.high.sum()
+        of_high = (_below(self.low) + self.low / 2) / negatives
+        of_low = (positives - _below(self.high) - self.high / 2) / positives
+        return sqrt(
+            sum(
+                float(weights @ (placed - area) ** 2) / max(total - 1, 1) / total
+                for weights, placed, total in ((self.high, of_high, positives), (self.low, of_low, negatives))
+            )
+        )
+
+    def brier_error(self) -> float:
+        """Return the standard error of the mean of (p - y)², from the middles of the bins."""
+        total, wrong, right = (self.low + self.high).sum(), self.middles**2, (1 - self.middles) ** 2
+        if not total:
+            return nan
+        mean = float(self.low @ wrong + self.high @ right) / total
+        return sqrt(float(self.low @ (wrong - mean) ** 2 + self.high @ (right - mean) ** 2)) / float(total)
+
     def delong(self) -> Interval:
         """Return DeLong's interval of the area, on the logit scale.
 
@@ -379,17 +469,12 @@ class Ranked:
         """
         area, _ = self.auroc()
         negatives, positives = self.low.sum(), self.high.sum()
-        of_high = (_below(self.low) + self.low / 2) / negatives
-        of_low = (positives - _below(self.high) - self.high / 2) / positives
-        variance = sum(
-            float(weights @ (placed - area) ** 2) / max(total - 1, 1) / total
-            for weights, placed, total in ((self.high, of_high, positives), (self.low, of_low, negatives))
-        )
+        error = self.area_error()
         rare = float(min(negatives, positives))
         share = wilson(area * rare, rare)
-        if not 0 < area < 1 or variance <= 0:
+        if not 0 < area < 1 or error <= 0:
             return share
-        middle, spread = np.log(area / (1 - area)), _Z * sqrt(variance) / (area * (1 - area))
+        middle, spread = np.log(area / (1 - area)), _Z * error / (area * (1 - area))
         low, high = (float(1 / (1 + np.exp(-(middle + sign * spread)))) for sign in (-1, 1))
         return (low, high) if rare >= _FEW else (min(low, share[0]), max(high, share[1]))
 
@@ -399,13 +484,12 @@ class Ranked:
         used = counts.sum(0) > 0
         rows = counts[:, used].ravel()
         draw = np.random.default_rng(0)
-        found: dict[str, list[float]] = {"average_precision": [], "brier": []}
+        found: dict[str, list[float]] = {"average_precision": []}
         places = np.concatenate([self.bounds[:-1][used], self.bounds[-1:]])
         for again in draw.multinomial(int(rows.sum()), rows / rows.sum(), size=_DRAWS):
             low, high = again.reshape(2, -1).astype(float)
             one = Ranked(low, high, self.middles[used], places)
             found["average_precision"].append(one.average_precision()[0])
-            found["brier"].append(one.brier()[0] / rows.sum())
         return {name: _percentiles(values) for name, values in found.items()}
 
     def thresholds(self, wanted: Wanted) -> tuple[Threshold, ...]:
