@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden import FederatedData, Hardware, UserError, federate, run
+from ekiden.data.tasks import Classification
 from ekiden.methods import FedRAN
+from ekiden.methods.exact.blocks import gaussian_heads as heads
 from ekiden.methods.exact.blocks.fixed_features import ShortColumns, features_of
 from ekiden.methods.exact.fedran import Scatter, SketchedScatter, largest
 from ekiden.models.split import as_split
@@ -75,11 +77,28 @@ def test_scatters_are_those_of_all_samples() -> None:
         assert torch.allclose(found.rows @ found.rows.T, whole.rows @ whole.rows.T)
         assert torch.allclose(found.means, whole.means)
         assert torch.allclose(found.squares, whole.squares)
-    centred = x - x.mean(0)
-    z = centred / centred.square().mean(0).sqrt()
-    m = whole.moments()
-    assert torch.allclose(m.scatter, z.T @ z)
-    assert torch.allclose(m.products, torch.eye(3, dtype=torch.float64)[y].T @ z)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.02])
+def test_regression_without_the_gram_matrix_is_ridge_regression(penalty: float) -> None:
+    """With 5 columns for 40 features it is not formed; what the columns lack is on its diagonal."""
+    draw = torch.Generator().manual_seed(5)
+    x = torch.randn(60, 40, generator=draw, dtype=torch.float64) * torch.linspace(1, 3, 40)
+    y = torch.arange(60) % 3
+    x[y == 1] += 1
+    whole = Scatter.of(x, y, 3)
+    thin = replace(whole, rows=largest(whole.rows, 5))
+    gram = thin.rows @ thin.rows.T
+    gram.diagonal().copy_(whole.squares)
+    mean = x.mean(0)
+    apart = whole.means - mean[:, None]
+    gram += (apart * whole.counts) @ apart.T
+    scale = (60 / gram.diagonal()).sqrt()
+    products = (apart * whole.counts).T * scale
+    m = heads.Moments(60, mean, scale, gram * scale.outer(scale), products.sum(0), products, whole.counts, whole.counts)
+    expected = heads.outputs(heads.ridge(m, penalty), m, Classification())
+    found = thin.head(penalty, Classification())
+    assert torch.allclose(found, m.rows(expected), rtol=1e-6, atol=1e-8)
 
 
 def rounded(matrix: Array, most: int) -> Array:

@@ -16,6 +16,7 @@ from ekiden.methods.chain.fedtasuki.fedtasuki import FedTasuki
 from ekiden.methods.chain.sfedkd import SFedKD
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures
 from ekiden.methods.exact.closing import LAP, ClosingLap, lapped, with_lap
+from ekiden.methods.exact.fedcof import FedCOF
 from ekiden.methods.exact.fedgram import FedGram
 from ekiden.methods.exact.fedkrylov.fedkrylov import FedKrylov
 from ekiden.methods.exact.fedran import FedRAN
@@ -60,7 +61,12 @@ from ekiden.methods.yardsticks.local import Local
 
 SORTS: dict[str, tuple[type[Method], ...]] = {
     "chains: one model, handed from client to client": (FedELMY, FedSeq, FedTasuki, SFedKD),
-    "exact sums: the classifier of fixed features, from sums that clients hand on": (FedGram, FedKrylov, FedRAN),
+    "exact sums: the classifier of fixed features, from sums that clients hand on": (
+        FedGram,
+        FedKrylov,
+        FedRAN,
+        FedCOF,
+    ),
     "regression and trees: of pooled data, from sums that clients hand on": (GLM, Trees),
     "one round: each client trains once, the server combines": (
         *(FedELMYParallel, Average, Ensemble, OTFusion, PFNM, FedMA, MAEcho, FisherMerging, RegMean, FedFisher, FedLPA),
@@ -205,6 +211,7 @@ __all__ = [
     "DisPFL",
     "Ensemble",
     "FedAvg",
+    "FedCOF",
     "FedDC",
     "FedDisco",
     "FedDyn",

@@ -97,9 +97,9 @@ class FedGram(FixedFeatures):
     Closed-form Classifiers. ICML 2024. https://arxiv.org/abs/2406.01116 (Fed3R: A = Σ φφᵀ, B = Σ φyᵀ, W = (A + λI)⁻¹B).
     The same classifier by merging clients' solutions: Huiping Zhuang et al.: Analytic Federated Learning. CVPR 2025.
     https://arxiv.org/abs/2405.16240. Heads: cgs is that of FedCGS (Zhao Guan et al., AAAI 2025,
-    https://arxiv.org/abs/2503.06962), lda and bayes those of GH-OFL (ICLR 2026, https://arxiv.org/abs/2602.01186), ncm
-    that of FedNCM (Gwen Legate et al., 2023, https://arxiv.org/abs/2306.03937). Generalised cross-validation: Gene
-    Golub, Michael Heath, Grace Wahba, Technometrics 1979. https://doi.org/10.1080/00401706.1979.10489751.
+    https://arxiv.org/abs/2503.06962), lda that of GH-OFL (ICLR 2026, https://arxiv.org/abs/2602.01186), ncm that of
+    FedNCM (Gwen Legate et al., 2023, https://arxiv.org/abs/2306.03937). Generalised cross-validation: Gene Golub,
+    Michael Heath, Grace Wahba, Technometrics 1979. https://doi.org/10.1080/00401706.1979.10489751.
 
     Nothing is trained and nothing is forgotten: for any skew and any order of the clients the result is that of pooled
     data. Features are whole numbers from -127 to 127, so the sums have the same bits in any order.
@@ -107,7 +107,8 @@ class FedGram(FixedFeatures):
     Departures from the paper: if the shape is a chain, the sums are handed from client to client instead of to a
     server. Features need no pretrained network. They are rounded to seven bits and a sign, and standardised by the
     sums. λ is chosen by generalised cross-validation on the totals, and a temperature turns the scores into
-    probabilities. With `--dp`, features are centred and clipped, sums have noise, and λ follows from the noise; see
+    probabilities. bayes has one variance for each feature, where GH-OFL has one for each class and feature; cgs
+    is shrunk as lda. With `--dp`, features are centred and clipped, sums have noise, and λ follows from the noise; see
     `ekiden.training.private_sums`. Personal heads, which the papers do not have, are ridge regression towards the head
     of all.
     """

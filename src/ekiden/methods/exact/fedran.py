@@ -1,7 +1,7 @@
 """FedRAN: ridge regression on fixed features, from truncated decompositions of clients' Gram matrices."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Annotated, Literal, NamedTuple
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ekiden.authoring import (
     INITIAL,
+    BelowOne,
     Client,
     Fed,
     Fraction,
@@ -124,20 +125,42 @@ class Scatter:
         sketch = ShortColumns.of(largest(self.rows, rank), torch.int8)
         return SketchedScatter(self.counts.long(), means, sketch, self.squares.float())
 
-    def moments(self) -> heads.Moments:
-        """Return the moments of standardised features; what the rows lack is put on the diagonal."""
+    def shaped(self, received: int, share: float) -> "Scatter":
+        """Return this scatter with part of what its rows lack in the shape of the rows after the first `received`.
+
+        These are projected off the received directions and stretched, each feature to `share` of what it lacks.
+        """
+        basis, _ = torch.linalg.qr(self.rows[:, :received])
+        own = self.rows[:, received:]
+        own = own - basis @ (basis.T @ own)
+        lacking = (self.squares - self.rows.square().sum(1)).clamp(min=0)
+        stretch = (share * lacking / own.square().sum(1).clamp(min=1e-12)).sqrt()
+        return replace(self, rows=torch.cat([self.rows, own * stretch[:, None]], 1))
+
+    def head(self, penalty: float, task: Task) -> Tensor:
+        """Return (K, D + 1) weights and biases of ridge regression on standardised features, as a network has them.
+
+        What the rows lack of the scatter is put on the diagonal.
+        """
         n = float(self.counts.sum())
         if not n:
             raise UserError("there are no samples behind this summary: no classifier can be made")
         mean = self.means @ self.counts / n
-        apart = (self.means - mean[:, None]) * self.counts.sqrt()
-        scatter = self.rows @ self.rows.T + apart @ apart.T
-        scatter.diagonal().copy_(self.squares + apart.square().sum(1))
-        variance = scatter.diagonal() / n
+        apart = self.means - mean[:, None]
+        rows = torch.cat([self.rows, apart * self.counts.sqrt()], 1)
+        power = self.squares + (apart.square() * self.counts).sum(1)
+        variance = power / n
         scale = torch.where(variance > 1e-6 * variance.mean(), variance.clamp(min=1e-12).rsqrt(), 0.0)
-        scatter *= torch.outer(scale, scale)
-        products = ((self.means - mean[:, None]) * self.counts).T * scale
-        return heads.Moments(n, mean, scale, scatter, products.sum(0), products, self.counts, self.counts)
+        rest = (power - rows.square().sum(1)).clamp(min=0) * scale.square()
+        rows, products = rows * scale[:, None], (apart * self.counts).T * scale
+        none = torch.zeros(0, 0, dtype=torch.float64)
+        m = heads.Moments(n, mean, scale, none, products.sum(0), products, self.counts, self.counts)
+        if rows.shape[1] * 2 < self.width:
+            head, scores = heads.thin_ridge(rest, rows, m, penalty)
+            factor = heads.outputs(head._replace(weight=torch.eye(len(self.counts)).double()), scores, task)
+            return m.rows(factor._replace(weight=factor.weight @ head.weight))
+        m = replace(m, scatter=rows @ rows.T + rest.diag())
+        return m.rows(heads.outputs(heads.ridge(m, penalty), m, task))
 
 
 def largest(rows: Tensor, rank: int) -> Tensor:
@@ -189,6 +212,9 @@ class FedRAN(FixedFeatures):
     """r/D, directions that travel for each feature; with more, `bytes` leaves room for fewer features"""
     ridge: NonNegative = 0.0
     """λ/n of ridge regression; 0: by generalised cross-validation"""
+    own_shape: BelowOne = 0.0
+    """share of what the directions lack that is taken to have the shape of the last client's samples; the rest lies on
+    the diagonal"""
 
     @property
     def only_classes(self) -> bool:
@@ -236,6 +262,8 @@ class FedRAN(FixedFeatures):
     def finish(self, client: Client, model: Weights, received: Joint | None) -> Weights:
         """Return the network with the classifier of all samples."""
         settled, scatter = self.joined(client, model, received)
+        if self.own_shape and received is not None:
+            scatter = scatter.shaped(len(received.summary.sketch.units), self.own_shape)
         return self.solved(client.network(model), settled, scatter, client.task)
 
     def joined(self, client: Client, model: Weights, received: Joint | None) -> tuple[Settled, Scatter]:
@@ -249,23 +277,15 @@ class FedRAN(FixedFeatures):
 
     def scatter(self, client: Client, model: Weights, settled: Settled) -> Scatter:
         """Return that of the client's own samples."""
-        features, train = self.adopted(client, model, settled), self.summed(client)
-        with torch.no_grad():
-            rows = [(features(x).cpu(), y.cpu()) for x, y in client.batches(train, shuffle=False)]
-        if not rows:
-            empty = torch.zeros(0, features.width, dtype=torch.float64)
-            return Scatter.of(empty, torch.zeros(0, dtype=torch.int64), client.classes)
-        phi, y = (torch.cat(part) for part in zip(*rows, strict=True))
-        if self.min_active:
-            phi = phi * self.active(phi.to(torch.int8))
+        features = self.adopted(client, model, settled)
+        phi, y = self.held(client, features)
         return Scatter.of(phi.double(), y, client.classes)
 
     def solved(self, network: nn.Module, settled: Settled, scatter: Scatter, task: Task) -> Weights:
         """Return `network` with the features and ridge regression on them, as weights."""
         features_of(network).adopt(settled)
-        m = scatter.moments()
-        self.check_classes(m.targets, task)
-        rows = m.rows(heads.outputs(heads.ridge(m, self.ridge), m, task))
+        self.check_classes(scatter.counts, task)
+        rows = scatter.head(self.ridge, task)
         return with_rows(network, rows[:, :-1], rows[:, -1])
 
     def steps(self, clients: int) -> int:

@@ -465,6 +465,15 @@ class FixedFeatures(Method):
             return part
         return Subset(part.samples, part.rows[part.class_counts(client.classes)[part.y] >= self.min_active])
 
+    def held(self, client: Client, features: WholeFeatures) -> tuple[Tensor, Tensor]:
+        """Return features (n, D) and labels (n,) of a client's samples on the CPU, as far as they may leave."""
+        with torch.no_grad():
+            rows = [(features(x).cpu(), y.cpu()) for x, y in client.batches(self.summed(client), shuffle=False)]
+        if not rows:
+            return torch.zeros(0, features.width), torch.zeros(0, dtype=torch.int64)
+        phi, y = (torch.cat(part) for part in zip(*rows, strict=True))
+        return phi * self.active(phi.to(torch.int8)) if self.min_active else phi, y
+
     def check_classes(self, counts: Tensor, task: Task) -> None:
         """Refuse sums in which `min_active` left one class at most; say so if it left some out at all clients.
 

@@ -220,13 +220,69 @@ def _solved(
         rest = spread - float((power * (values + 2 * share * n) / shrunk.square()).sum())
         return max(rest, 0.0), 1 + float((values / shrunk).sum())
 
+    chosen = _least_gcv(residual, n, grid)
+    weight = (vectors @ (turned / (values + chosen * n)[:, None])).T
+    return weight, chosen, residual(chosen)[1] / n
+
+
+def _least_gcv(residual: Callable[[float], tuple[float, float]], n: float, grid: Sequence[float]) -> float:
+    """Return the λ/n of `grid` with the least GCV error, given RSS and df of each."""
+
     def error(share: float) -> float:
         rest, freedom = residual(share)
         return rest / (1 - freedom / n) ** 2 if freedom <= n / 2 else float("inf")
 
-    chosen = min(grid[::-1], key=error)
-    weight = (vectors @ (turned / (values + chosen * n)[:, None])).T
-    return weight, chosen, residual(chosen)[1] / n
+    return min(grid[::-1], key=error) if len(grid) > 1 else grid[0]
+
+
+def thin_ridge(diagonal: Tensor, rows: Tensor, m: Moments, penalty: float = 0.0) -> tuple[Head, Moments]:
+    """Return what `ridge` gives if Σ zzᵀ is diag(d) + RRᵀ, with D·r² operations instead of D³, and moments of scores.
+
+    Args:
+        diagonal: (D,) d >= 0.
+        rows: (D, r) R.
+        m: moments of all samples; its scatter is not read.
+        penalty: λ/n; 0 means by cross-validation.
+    """
+    cross = m.products.T
+
+    def solved(share: float) -> tuple[Tensor, float, float]:
+        found, trace = thin_solve(diagonal + share * m.n, rows, cross)
+        rest = m.spread - float((found * cross).sum()) - share * m.n * float(found.square().sum())
+        return found, max(rest, 0.0), 1 + len(diagonal) - share * m.n * trace
+
+    chosen = _least_gcv(lambda share: solved(share)[1:], m.n, (penalty,) if penalty else GRID)
+    weight, _, freedom = solved(chosen)
+    head = Head(weight.T, m.targets / m.n, chosen, freedom / m.n)
+    turned = weight.T @ rows
+    return head, answers(head, m, (weight.T * diagonal) @ weight + turned @ turned.T)
+
+
+def thin_solve(diagonal: Tensor, rows: Tensor, right: Tensor) -> tuple[Tensor, float]:
+    """Return (diag(d) + RRᵀ)⁻¹ B and the trace of the inverse.
+
+    By the Woodbury identity: with E = 1/d the inverse is E - ER (I + RᵀER)⁻¹ RᵀE.
+
+    Args:
+        diagonal: (D,) d > 0.
+        rows: (D, r) R.
+        right: (D, any) B.
+    """
+    inverse = 1 / diagonal
+    scaled = inverse[:, None] * rows  # ER
+    core = torch.linalg.cholesky(torch.eye(rows.shape[1], dtype=torch.float64) + rows.T @ scaled)
+    found = inverse[:, None] * right
+    found = found - scaled @ torch.cholesky_solve(rows.T @ found, core)
+    trace = inverse.sum() - torch.linalg.solve_triangular(core, scaled.T, upper=False).square().sum()
+    return found, float(trace)
+
+
+def answers(head: Head, m: Moments, scatter: Tensor) -> Moments:
+    """Return the moments of the scores W z without bias, given their `scatter` (K, K)."""
+    none = torch.zeros(len(scatter), dtype=torch.float64)
+    products = m.products @ head.weight.T
+    total = head.weight @ m.total
+    return Moments(m.n, none, torch.ones_like(none), scatter, total, products, m.targets, m.powers)
 
 
 def lda(m: Moments, shrink: float) -> Head:
