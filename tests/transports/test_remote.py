@@ -131,7 +131,7 @@ def assert_equal(one: Result, other: Result) -> None:
     assert one.ledger == other.ledger
     last, expected = one.metrics[-1], other.metrics[-1]
     losses = {key for key in expected if key.endswith("loss")} | {"majority"}  # classes of few samples are left out
-    more = losses | {"metrics", "silo_means", "figures", "groups", "confusion"}
+    more = losses | {"metrics", "silo_means", "figures", "groups", "confusion", "subgroups"}
     if "clients" not in last:  # a sealed run, whose silos show nothing of their own
         more |= {"clients", "client_mean", "client_std", "client_worst", "client_decile"}
         assert last.get("client_mean") == pytest.approx(expected.get("client_mean"), abs=1e-6)

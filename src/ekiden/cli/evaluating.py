@@ -217,7 +217,7 @@ def _show_figures(found: Figures, task: Task, classes: Sequence[object]) -> None
         console.print(table)
 
 
-_GAPS = ("auroc", "sensitivity", "specificity", "accuracy", "r2", "c_index")  # figures of which gaps are printed
+_GAPS = ("auroc", "sensitivity", "specificity", "accuracy", "r2", "c_index", "dice")  # whose gaps are printed
 
 
 def show_subgroups(found: Mapping[str, Any], exact: Mapping[str, Any] = {}) -> None:
@@ -273,7 +273,7 @@ def _on_silos(options: EvaluateOptions) -> None:
         raise UserError("--by is for test samples, --calibrate for validation samples: leave out one")
     by = [one.text() for one in divisions(options.by)]
     row = silos.evaluate(options.run, options.federation, options.clients, validation=bool(options.calibrate), by=by)
-    if "subgroups" in row:
+    if by and "subgroups" in row:
         divided.keep(options.run, row["subgroups"])
     with reading("what silos reported", "the same Ekiden at all parties"):
         found = made(Figures, row["figures"])

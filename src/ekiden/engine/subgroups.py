@@ -23,7 +23,8 @@ CLIENT = "client"
 """the column whose subgroups are the silos; every table has it"""
 MISSING, OTHER = "missing", "other"
 _MOST = 100  # subgroups of a column
-_SHOWN = ("auroc", "sensitivity", "specificity", "accuracy", "r2", "mae", "c_index", "brier", "calibration_error")
+_OF_CLASSES = ("auroc", "sensitivity", "specificity", "accuracy")
+_SHOWN = (*_OF_CLASSES, "r2", "mae", "c_index", "dice", "miou", "brier", "calibration_error")
 _TENTHS = 10
 
 

@@ -166,7 +166,7 @@ def row_of(
         }
     if last and not personal:
         found |= _everything(each[0], total, own, counting, agreed.classes)
-    if divided is not None:
+    if divided is not None or (shown and last and not personal and len(each) == 1):
         found["subgroups"] = _divided(each[0], divided, groups, shown, counting)
     if last and "accuracy" in found and (majority := each[-1].majority) is not None:
         found["majority"] = majority
@@ -175,14 +175,15 @@ def row_of(
 
 def _divided(
     whole: Figures,
-    counts: Tensor,
+    counts: Tensor | None,
     groups: Mapping[str, Sequence[str]],
     shown: Mapping[str, SiloReport],
     counting: Counting,
 ) -> dict[str, Any]:
     """Return the table of subgroups, with one of the silos that show their own counts."""
     each = dict[str, Mapping[str, Tensor]]()
-    for (column, names), part in zip(groups.items(), torch.split(counts, [*map(len, groups.values())]), strict=True):
+    parts = () if counts is None else torch.split(counts, [*map(len, groups.values())])
+    for (column, names), part in zip(groups.items(), parts, strict=True):
         each[column] = dict(zip(names, part, strict=True))
     if shown:
         each["client"] = {name: one.counts[0] for name, one in shown.items()}
