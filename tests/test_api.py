@@ -69,7 +69,7 @@ def test_a_list_of_silos_is_federated() -> None:
         ((FedSeq(), list(zip(X, Y, strict=True))), {}, "silo client-0 is one sample, not many"),
         ((FedSeq(), list(zip(X, Y.tolist(), strict=True))), {}, "silo client-0 is one sample, not many"),
         ((FedSeq(), FRAME), {}, "data are not divided among clients yet: give ekiden.split("),
-        ((FedSeq(), images()), {}, "data cannot be of type Dataset"),
+        ((FedSeq(), images), {}, "data cannot be of type Dataset"),
         ((FedSeq(), SILOS, 3), {}, "model 3 is of the wrong type: it must be a text or of type Module or of type Call"),
         (
             (FedSeq(), SILOS, torch.nn.Linear),
@@ -116,6 +116,7 @@ def test_a_list_of_silos_is_federated() -> None:
     ],
 )
 def test_run_refuses_the_rest_in_one_line(arguments: Any, keywords: Any, message: str, tmp_path: Path) -> None:
+    arguments = [part() if part is images else part for part in arguments]
     with pytest.raises(UserError) as raised:
         run(*arguments, **({"folder": tmp_path / "run"} | keywords))
     assert str(raised.value).startswith(message)

@@ -7,6 +7,7 @@ times.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
 import torch
@@ -387,6 +388,7 @@ HOSTS: Mapping[type[Method], type[Host[Any]]] = {
 """The methods that SPFL plugs into its chains, and how."""
 
 
+@cache
 def host_named(text: str) -> Host[Any]:
     """Return the host that `text` describes: a name, and after a colon settings, as in "moon:mu=5,temperature=0.5"."""
     name, _, given = text.partition(":")
