@@ -23,7 +23,7 @@ from ekiden.results.result import Result
 from ekiden.transports.flower import commands
 from ekiden.transports.flower.coordinator.federation import Federation as Parts
 from ekiden.transports.flower.trust.keys import make_certificates
-from tests.warm import ekiden
+from tests.warm import WarmProcess, command, ekiden
 
 NAMES = ("client-0", "client-1", "client-2")
 BIN = Path(sys.executable).parent
@@ -45,6 +45,22 @@ def free_ports(count: int) -> list[int]:
         return [s.getsockname()[1] for s in sockets]
 
 
+def as_session(args: list[str], folder: Path, log: Path) -> None:
+    """An `ekiden` command that is killed together with the processes that it started."""
+    os.setsid()
+    command(args, folder, log, log)
+
+
+class WarmSession(WarmProcess):
+    """A process of `as_session`, with what tests do to those of `subprocess`."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.join(timeout)
+        if self.exitcode is None:
+            raise subprocess.TimeoutExpired(str(self.name), timeout or 0.0)
+        return self.exitcode
+
+
 class Federation:
     """The processes of a SuperLink and its silos."""
 
@@ -52,7 +68,7 @@ class Federation:
         self.folder, self.names = folder, names
         self.ports = free_ports(5)
         self.parts = Parts(folder, "127.0.0.1", self.ports[0], self.ports[4], names)
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, Any] = {}
         self.seen: set[bytes] = set()
         self.environment = {
             **os.environ,
@@ -98,6 +114,12 @@ class Federation:
 
     def start_silo(self, name: str) -> None:
         self.start(name, [str(BIN / "ekiden"), "silo", "start", f"{name}.toml"])
+
+    def start_warm_silo(self, name: str) -> None:
+        """As `start_silo`, without its own interpreter: 4 s of processor time less."""
+        given = (["silo", "start", f"{name}.toml"], self.folder, self.folder / f"{name}.log")
+        self.processes[name] = WarmSession(target=as_session, args=given, environment=self.environment)
+        self.processes[name].start()
 
     def start(self, name: str, command: Sequence[str]) -> None:
         with open(self.folder / f"{name}.log", "ab") as log:

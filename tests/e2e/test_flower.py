@@ -61,7 +61,7 @@ def finished(federation: Federation) -> Finished:
 
 def test_two_silos_are_equal_to_one_process(tmp_path: Path) -> None:
     """The one fast test with real silos. Each has four processes that import PyTorch or Flower, so they are two."""
-    with running(tmp_path, names=NAMES[:2]) as federation:
+    with running(tmp_path, Federation.start_warm_silo, NAMES[:2]) as federation:
         said = federation.run("fedseq", *CASES["fedseq"][1])
         folder = federation.folder / "runs" / "fedseq-flower-seed3"
         assert federation.readable(folder / "model.safetensors") == 0, "the SuperLink reads nothing at any time"
