@@ -118,7 +118,7 @@ class AgreeOptions:
 
 def init(options: InitOptions) -> None:
     """`ekiden federation init FOLDER NAME.key.pub ... --host NAME`."""
-    names = federations.parse_names(options.silos)
+    names = tuple(name.strip() for name in options.silos.split(",")) if options.silos else ()
     if names and options.public_keys:
         raise UserError("give files of public keys, or --silos to make all keys here, not both")
     public = federations.named_keys(options.public_keys)

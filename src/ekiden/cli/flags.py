@@ -15,11 +15,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_or
 import tyro
 from tyro import _errors as mistakes  # not public, but the only place where tyro gives a mistake as data, not text
 from tyro.conf import OmitArgPrefixes, Positional, Suppress
-from tyro.constructors import (
-    ConstructorRegistry,
-    PrimitiveConstructorSpec,
-    PrimitiveTypeInfo,
-)
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from ekiden.base.checks import hints_of
 from ekiden.base.errors import UserError, listed, nearest, unknown

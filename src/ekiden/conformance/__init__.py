@@ -156,15 +156,4 @@ def _found(error: Exception, kind: Any) -> str:
     return " ".join(str(failure(source(kind) or Path(getattr(kind, "__name__", "it")), error)).split())
 
 
-__all__ = [
-    "CHECKS",
-    "CONDUCT",
-    "TEXT",
-    "Broken",
-    "Check",
-    "Finding",
-    "Subject",
-    "check",
-    "check_transport",
-    "line",
-]
+__all__ = ["CHECKS", "CONDUCT", "TEXT", "Broken", "Check", "Finding", "Subject", "check", "check_transport", "line"]

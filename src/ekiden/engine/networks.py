@@ -194,12 +194,7 @@ def builder(
 
 
 def of_method(
-    build: Callable[[], nn.Module],
-    method: Method,
-    shape: tuple[int, ...],
-    classes: int,
-    seed: int,
-    task: Task,
+    build: Callable[[], nn.Module], method: Method, shape: tuple[int, ...], classes: int, seed: int, task: Task
 ) -> Callable[[], nn.Module]:
     """Return `build`, or a function that makes the parties' network of `method` from it."""
     if method.traits.extra_outputs:

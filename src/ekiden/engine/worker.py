@@ -464,11 +464,7 @@ class Worker:
         )
 
     def execute(
-        self,
-        job: Job,
-        journal: Journal | None = None,
-        masks: SumMasks | None = None,
-        keeper: Keeper | None = None,
+        self, job: Job, journal: Journal | None = None, masks: SumMasks | None = None, keeper: Keeper | None = None
     ) -> Outcome:
         """Do one task. This is a pure function of `job`: the same job gives the same bits every time, in any process.
 

@@ -144,13 +144,7 @@ def legend(figure: Any, axes: Any, markers: float = 1.0) -> None:
     fit = max(1, min(len(names), int(figure.get_figwidth() * 72 / widest)))
     figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(names) // fit))
     figure.legend(
-        handles,
-        names,
-        loc="outside lower center",
-        ncols=fit,
-        handlelength=2.0,
-        columnspacing=1.2,
-        markerscale=markers,
+        handles, names, loc="outside lower center", ncols=fit, handlelength=2.0, columnspacing=1.2, markerscale=markers
     )
 
 

@@ -93,11 +93,6 @@ def size_of_sums(task: Task, outputs: int, width: int, *, wide: bool = False, bi
     return of(outputs, width, wide=wide, bits=bits)
 
 
-def is_named(features: str) -> bool:
-    """Return whether `features` names a model's body by its digest, as `named` writes it."""
-    return bool(_NAMED.fullmatch(features))
-
-
 def named(features: str, model: str) -> tuple[str, str, str]:
     """Return `features` with the digest of the body instead of the run folder, its network, and its file.
 
@@ -363,7 +358,7 @@ class FixedFeatures(Method):
 
     def with_source(self, model: str, pretrained: str) -> tuple[Self, str, str]:
         """The network of the run whose features are wanted, and the file of its model."""
-        if not self.of_run or is_named(self.features):
+        if not self.of_run or _NAMED.fullmatch(self.features):
             return self, model, pretrained
         if pretrained:
             raise UserError("--features=run:FOLDER has the values of that run: leave out --pretrained")

@@ -234,11 +234,6 @@ def read(folder: Path) -> Federation:
         return made(Federation, {"folder": folder} | values)
 
 
-def parse_names(text: str) -> tuple[str, ...]:
-    """Return the names in a text, which commas separate."""
-    return tuple(name.strip() for name in text.split(",")) if text else ()
-
-
 def _is_host(text: str) -> bool:
     try:
         ipaddress.ip_address(text)

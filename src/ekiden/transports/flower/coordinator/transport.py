@@ -309,14 +309,7 @@ class Remote(Transport):
         return total_of(found, len(members)), shown
 
     def _reported(
-        self,
-        message: Message,
-        models: int,
-        results: int,
-        digests: tuple[str, ...],
-        counting: Counting,
-        *,
-        last: bool,
+        self, message: Message, models: int, results: int, digests: tuple[str, ...], counting: Counting, *, last: bool
     ) -> Reported | None:
         try:
             answer, body = self._courier.wait(message)

@@ -63,12 +63,7 @@ class GivenArguments:
 
 
 def gather(
-    worker: Worker,
-    silo: str,
-    task: str,
-    contents: Contents,
-    kept: Callable[[str], Encoded],
-    own: Mapping[str, Encoded],
+    worker: Worker, silo: str, task: str, contents: Contents, kept: Callable[[str], Encoded], own: Mapping[str, Encoded]
 ) -> GivenArguments:
     """Gather a task's arguments, each checked and with its digest.
 
@@ -266,14 +261,7 @@ class SiloTasks:
         self.run.note(f", step {ask.step + 1}: {ask.task} done again, because {lost}")
         return done, value
 
-    def _give(
-        self,
-        ask: Ask,
-        key: str,
-        done: Done,
-        value: Encoded | None,
-        state: str = "",
-    ) -> bytes:
+    def _give(self, ask: Ask, key: str, done: Done, value: Encoded | None, state: str = "") -> bytes:
         """Return how a task ended, with its value sealed for its readers."""
         answer = Answer(self.run.file.name, "", done.size, done.forward, done.backward, record=done.record, state=state)
         if value is None:
