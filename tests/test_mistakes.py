@@ -5,7 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
+import torch
+from sklearn.metrics import f1_score
+from torch.utils.data import DataLoader, TensorDataset
 
 import ekiden
 from ekiden import FedGram, UserError, federate, load_model, run, study
@@ -35,7 +39,35 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: run("glm", federate([(X, np.stack([1.0 + Y, Y], 1))] * 2, task="survival")),
         "the task is survival: add family='cox'",
     ),
-    "no such devices": (lambda: ekiden.report("none", data=3, devices="nosuch"), "unknown name of devices"),
+    "no such devices": (lambda: ekiden.compare("none", devices="nosuch"), "unknown name of devices"),
+    "an argument of split": (
+        lambda: run("fedseq", [(X, Y)], clients=3),
+        "unknown argument 'clients'.*give it to ekiden.split",
+    ),
+    "the model first": (lambda: run("fedseq", "mlp", [(X, Y)]), r"ekiden.run\(method, data, model\)"),
+    "a number for dp": (lambda: run("fedavg", [(X, Y)] * 2, dp="8"), "dp '8' is no list of settings: write epsilon=8"),
+    "arrays for load": (lambda: ekiden.load((X, Y)), r"not tuple: arrays in memory are silos, ekiden.federate"),
+    "an address": (lambda: ekiden.load("https://a.org/p.csv"), "it is an address: download what is there"),
+    "a label that is dropped": (
+        lambda: ekiden.load("p.csv", label_column="y", drop_columns="y"),
+        "column 'y' is in label_column and in drop_columns",
+    ),
+    "groups of a frame": (
+        lambda: federate([("a", pandas.DataFrame({"y": [0]}))]),
+        r"is a name with a frame.*dict\(list\(groups\)\)",
+    ),
+    "batches": (lambda: federate([DataLoader(TensorDataset(torch.zeros(2, 1)))]), "is a DataLoader.*give its dataset"),
+    "a number of seeds": (lambda: study(["fedseq"], [(X, Y)], seeds=3), r"as in range\(3\), not 3"),
+    "a folder without a format": (lambda: ekiden.export("none", "tf"), "tf does not say the format"),
+    "a negative number of figures": (lambda: ekiden.report("none", details=-1), "details -1 is out of range"),
+    "a setting that is not JSON": (
+        lambda: run("fedseq", [(X, Y)] * 2, config={"x": object()}, folder="r"),
+        "config.json, which cannot hold this",
+    ),
+    "a metric of other arguments": (
+        lambda: run("average", [(X, Y)] * 2, metric=f1_score, training=ekiden.Training(max_steps=1), quiet=True),
+        r"the metric f1_score failed: .*; it gets answers of shape \(\d+, 2\) and labels of \(\d+,\)",
+    ),
     "no such device": (
         lambda: run("fedseq", [(X, Y), (X, Y)], hardware=ekiden.Hardware(device="gpu")),
         r"device 'gpu' cannot be used here \(there is no such device\): try device='cpu'",
@@ -48,11 +80,13 @@ COMMANDS: dict[str, str] = {
     "run fedsq": "unknown method 'fedsq': did you mean 'fedseq'?\n",
     "run --epochs 3": "METHOD is missing, which comes first",
     "runn fedseq": "unknown command 'runn': did you mean 'run'?\n",
+    "data digits --times 3": "--times is for --table-one: add it, or leave out --times",
+    "run fedavg --dp 8": "--dp '8' is no list of settings: write epsilon=8",
+    "run fedseq --data p.csv --label-column y --drop-columns y": "column 'y' is in --label-column and in --drop-",
     "trust": "name the Python files to trust",
     "check fedsq": "unknown method 'fedsq': did you mean 'fedseq'?",
     "data --data p.csv": "DATA comes without a flag: leave out --data",
     "run trees --secure": "unknown flag --secure: it is of fedavg, fedprox",
-    "report none --devices nosuch": "unknown name of devices 'nosuch'",
     "compare none --devices nosuch": "unknown name of devices 'nosuch'",
     "data digits --draw x.xyz": "the picture is a PNG file",
     "data none.csv": "there is no file or folder 'none.csv': give a folder of class folders",
@@ -79,6 +113,16 @@ def test_a_mistake_at_the_command_line_is_one_line(
     assert (code, said.count("\n")) == (2, 1)
     assert said.startswith(f"ekiden: {COMMANDS[line]}") or COMMANDS[line] in said
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_runs_names_one(command: Command, blobs: ekiden.FederatedData, tmp_path: Path) -> None:
+    run("average", blobs, training=ekiden.Training(max_steps=1), folder=tmp_path / "one", quiet=True)
+    with pytest.raises(UserError, match=f"holds runs, such as {tmp_path / 'one'}: give one of them"):
+        ekiden.show(tmp_path)
+    code, said = command("evaluate", str(tmp_path / "one"), "--client", "client-0", "--data", "digits")
+    assert (code, "has no personal models: leave out --client" in said) == (2, True), said
+    code, said = command("evaluate", str(tmp_path / "one"), "--client", "mars")
+    assert (code, "unknown client 'mars'" in said) == (2, True), said
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ def other_samples() -> FederatedData:
         ("forget", lambda run: (run / "config.json").unlink(), ("client-2",), "is not a run folder"),
         ("forget", lambda run: run.with_name("run-without-client-2").mkdir(), ("client-2",), "exists already"),
         ("join", None, ("client-2",), "client-2 is in .* already"),
-        ("join", None, ("client-9",), "unknown client 'client-9'"),
+        ("join", None, ("client-9",), "have no client 'client-9'"),
         ("join", None, ("client-9", "digits"), "was made from Python with its own data"),
     ],
 )

@@ -54,6 +54,11 @@ from ekiden.transports.local import Executor, InProcess, Processes, Simulation, 
 Absent = Callable[[int, str], bool]
 """(step, client) -> whether that client does not answer in that step"""
 _OF_STUDIES = ("seeds", "grid")
+_OF_DATA = {
+    **dict.fromkeys(("partition", "clients", "num_clients", "val_fraction"), "ekiden.split"),
+    **dict.fromkeys(("label_column", "group_column", "subject_column", "drop_columns", "size", "task"), "ekiden.load"),
+    **dict.fromkeys(("test", "tests", "names"), "ekiden.federate"),
+}
 __all__ = ["Result", "describe", "run", "steps"]
 
 
@@ -69,6 +74,8 @@ def no_argument(name: str, known: Sequence[str], method: object) -> UserError:
         return UserError(f"unknown argument {name!r}: a run has one seed, ekiden.study takes several, and a grid")
     kind = type(as_method(method, None))
     own, training = ([f.name for f in fields(one)] for one in (kind, Training))
+    if name in _OF_DATA:
+        return UserError(f"unknown argument {name!r}: it is about the data, so give it to {_OF_DATA[name]}")
     near = next(iter(get_close_matches(name, [*known, *own, *training], n=1)), "")
     meant = near if near == name else f"unknown argument {name!r}: did you mean {near!r}? It"
     if near in own:
@@ -209,6 +216,8 @@ def _asked(given: Mapping[str, Any]) -> "PreparedRun":
     method = as_method(given["method"], given["data"])
     if others := given["others"]:
         raise no_argument(next(iter(others)), list(given.keys() - {"others"}), method)
+    if isinstance(given["data"], str) and isinstance(given["model"], FederatedData | list | tuple | Mapping):
+        raise UserError("run takes the method, then the data, then the model: ekiden.run(method, data, model)")
     hints, free = hints_of(run), {"method", "data", "metric", "dp", "others"}
     given = {name: one if name in free else admitted(name, one, hints[name]) for name, one in given.items()}
     model, metric, track = given["model"], given["metric"], given["track"]
@@ -223,11 +232,22 @@ def _asked(given: Mapping[str, Any]) -> "PreparedRun":
     recipe: Recipe[Method] = Recipe(**{f.name: named.get(f.name, given[f.name]) for f in fields(Recipe)})
     track = (track,) if isinstance(track, str) else tuple(track)
     how = How(**{f.name: given[f.name] for f in fields(How)} | {"track": track})
+    _check_config(given["config"])
     data = as_federation(given["data"])
     data = coming_from(with_metric(data, metric), data.origin)
     if isinstance(model, str):
         return prepared(recipe.located(), data, how)
     return prepared(recipe, data, how, model)
+
+
+def _check_config(config: Mapping[str, Any] | None) -> None:
+    """Refuse entries that `config.json` cannot hold."""
+    try:
+        json.dumps(dict(config or {}))
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"config goes into config.json, which cannot hold this ({error}): give texts and numbers"
+        ) from None
 
 
 def prepared(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ekiden import models
 from ekiden.api import as_federation, with_metric
-from ekiden.base.checks import Fraction, Range, checked, plain
+from ekiden.base.checks import CountOrZero, Fraction, Range, checked, plain
 from ekiden.base.errors import UserError, counted, unknown
 from ekiden.base.files import is_held, path_of
 from ekiden.base.outside import require_extra
@@ -166,13 +166,14 @@ def show(folder: Folder, *, devices: Folder | Devices = "") -> str:
     return summary.as_text(summary.shown(path_of(folder), devices_of(devices) if devices else None))
 
 
+@checked("folders", "data", "network", "devices")
 def report(
     folders: Folder | Sequence[Folder],
     out: Folder = "report",
     *,
     data: Any = None,
     network: ModelSource | None = None,
-    details: int = 8,
+    details: CountOrZero = 8,
     devices: Folder | Devices = "",
 ) -> Path:
     """Write the page of `ekiden report`, and return its file.
@@ -388,6 +389,8 @@ def export(
         UserError: the format is not known, or the model cannot be written in it.
     """
     form, paths, place = to or Path(out).suffix.removeprefix("."), _paths(folders), Path(out)
+    if not form:
+        raise UserError(f"{out} does not say the format: give to, or a name that ends in .onnx, .pt2, .parquet or .csv")
     if form in exporting.FORMATS:
         if len(paths) != 1:
             raise UserError("a model is of one run: give one run folder")

@@ -232,7 +232,7 @@ def study(  # noqa: D417  (there are no others)
         raise no_argument(name, list(signature(study).parameters.keys() - {"others"}), methods[0])
     whole = tuple(seeds) if isinstance(seeds, Sequence) else ()
     if not whole or len(set(whole)) < len(whole) or any(type(seed) is not int or seed < 0 for seed in whole):
-        raise UserError(f"seeds must be different whole numbers, 0 or more, not {seeds!r}")
+        raise UserError(f"seeds must be different whole numbers, 0 or more, as in range(3), not {seeds!r}")
     base = [_Candidate(as_method(method, data), training or Training()) for method in methods]
     known = {f.name for one in base for f in (*fields(one.method), *fields(one.training))}
     for name in grid or {}:

@@ -14,7 +14,7 @@ from tyro.conf import Positional
 from ekiden import data as datasets
 from ekiden.base import outside
 from ekiden.base.checks import made, reading
-from ekiden.base.errors import UserError
+from ekiden.base.errors import UserError, unknown
 from ekiden.cli.console import console, table_of
 from ekiden.data.kinds import Inputs
 from ekiden.data.samples import said_in
@@ -86,6 +86,10 @@ def evaluate(options: EvaluateOptions) -> None:
         raise UserError("--by is for test samples and the global model: leave out --calibrate and --client")
     outside.trust(options.metric)
     config = read_config(options.run)
+    if options.client and options.client not in config["clients"]:
+        raise unknown("client", options.client, config["clients"])
+    if options.client and not config.get("on") and not (options.run / "personal").is_dir():
+        raise UserError(f"{options.run} has no personal models: leave out --client")
     if in_memory(config) and options.by:
         raise UserError(f"{options.run} has its data in Python: ekiden.evaluate({str(options.run)!r}, silos, by=...)")
     if in_memory(config) and options.data:

@@ -314,6 +314,8 @@ def data(options: DataOptions) -> None:
         reading=options.reading,
         task=options.task,
     )
+    if options.times and not options.table_one:
+        raise UserError("--times is for --table-one: add it, or leave out --times")
     if options.draft_schema:
         return _draft(options, options.draft_schema.expanduser())
     if options.reading.schema:

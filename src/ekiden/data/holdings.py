@@ -44,8 +44,10 @@ def find(path: Path) -> tuple[Path, Path | None]:
     if not path.exists():
         there = {file.stem: file for file in path.parent.iterdir()} if path.parent.is_dir() else {}
         near = get_close_matches(path.stem, there, n=1, cutoff=0.75)
-        hint = f"did you mean {str(there[near[0]])!r}? " if near else ""
+        hint = f"did you mean {str(there[near[0]])!r}? Otherwise " if near else ""
         kinds = f"a folder of class folders, or a file {', '.join(READABLE)}"
+        if re.match(r"(?i)[a-z][a-z0-9+]+:/", str(path)):
+            hint = "it is an address: download what is there, and "
         raise UserError(f"there is no file or folder {str(path)!r}: {hint}give {kinds}")
     if path.is_file():
         if path.suffix.lower() not in READABLE:
@@ -324,6 +326,10 @@ def _collected(pairs: Any, what: str) -> tuple[Tensor, Any]:
             return decode([[Raw(what, xs, np.zeros(len(xs), dtype=np.int64), kind=Images)]], Images())[0], labels
         tensors = [x if isinstance(x, Tensor) else torch.from_numpy(np.array(x)) for x in xs]
     except (TypeError, ValueError, KeyError, OverflowError, RuntimeError) as error:
+        if hasattr(pairs, "dataset"):
+            raise UserError(f"{what} is a {type(pairs).__name__}, which makes batches: give its dataset") from None
+        if isinstance(pairs, tuple) and len(pairs) == 2 and hasattr(pairs[1], "columns"):
+            raise UserError(f"{what} is a name with a frame: give a dict by names, dict(list(groups))") from None
         raise UserError(f"{wanted} ({error}).") from error
     shapes = {tuple(x.shape) for x in tensors}
     if len(shapes) > 1:

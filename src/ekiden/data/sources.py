@@ -150,6 +150,8 @@ def load(
         loaded = assemble([hold(name, asked.reading)], asked)
     else:
         part = ": give one of its parts, as in data['train']" if isinstance(name, dict) else ""
+        if isinstance(name, tuple | list | np.ndarray | Tensor):
+            part = ": arrays in memory are silos, ekiden.federate([(x, y), (x, y)])"
         raise UserError(f"load takes a name, a path or a frame, not {type(name).__name__}{part}")
     found = augmented(in_order(loaded, tuple(classes or ())), chosen)
     if like is not None or classes or not named:

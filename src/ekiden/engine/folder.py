@@ -39,7 +39,7 @@ from torch import Tensor, nn
 
 from ekiden._version import __version__
 from ekiden.base.checks import made, reading
-from ekiden.base.errors import UserError
+from ekiden.base.errors import UserError, listed
 from ekiden.base.files import disk_error, hold_lock, metadata_of, read_regular, safetensors_chunks, with_digest, write
 from ekiden.base.seeds import seeded
 from ekiden.base.settings import Hardware, Training
@@ -308,9 +308,9 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(read_regular(path / "config.json", 1 << 28))
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(
-            f"{path} is not a run folder (it has no config.json): give the path that the run printed"
-        ) from None
+        held = sorted(file.parent for file in path.glob("*/config.json")) if path.is_dir() else []
+        hint = f"it holds runs, such as {held[0]}: give one of them" if held else "give the path that the run printed"
+        raise UserError(f"{path} is not a run folder (it has no config.json): {hint}") from None
     except (OSError, ValueError):
         raise UserError(f"{path / 'config.json'} cannot be read: {_DAMAGED}") from None
     return check_config(config, path)
@@ -479,8 +479,7 @@ def data_differences(
     used = data_digests(path)
     names = [n for n, digest in used.items() if n not in clients or client_digest(clients[n]) != digest]
     if names:
-        more = f" and {len(names) - _LISTED} other clients" if len(names) > _LISTED else ""
-        return [f"the data of {', '.join(names[:_LISTED])}{more}"]
+        return [f"the data of {listed(names, _LISTED)}"]
     return ["the test data"] if test != before else []
 
 

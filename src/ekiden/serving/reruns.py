@@ -88,7 +88,12 @@ def join(
         run, data = replace(run, plan=replace(run.plan, data=data)), None
     held = run.data(data)
     if client not in (names := [c.name for c in held.clients]):
-        raise unknown("client", client, [name for name in names if name not in run.clients])
+        left = [name for name in names if name not in run.clients]
+        if not left:
+            raise UserError(
+                f"the data of {run.folder} have no client {client!r}, and all of theirs are in it: give other --data"
+            )
+        raise unknown("client", client, left)
     return _again(run, held, [*run.clients, client], network, out, f"with-{client}", {"joined": client})
 
 

@@ -347,7 +347,8 @@ class _Own:
             return float(self.function(scores.answers, scores.y))
         except Exception as error:
             reason = (str(error) or type(error).__name__).splitlines()[0]
-            raise UserError(f"the metric {self.name} failed: {reason}") from error
+            given = f"it gets answers of shape {tuple(scores.answers.shape)} and labels of {tuple(scores.y.shape)}"
+            raise UserError(f"the metric {self.name} failed: {reason}; {given}") from error
 
 
 def _own_metric_of(metric: str | Metric) -> Metric | None:
