@@ -314,6 +314,8 @@ def _collected(pairs: Any, what: str) -> tuple[Tensor, Any]:
     wanted = f"{what} must be tensors (x, y) or a map-style dataset of pairs (x, y), y integers, names or masks"
     if type(pairs).__name__ == "DataLoader":
         raise UserError(f"{what} is a DataLoader, which deals out batches: give its samples, loader.dataset")
+    if isinstance(pairs, tuple) and len(pairs) == 2 and hasattr(pairs[1], "columns"):
+        raise UserError(f"{what} is a name with a frame: give a dict by names, dict(list(groups))")
     try:
         items = [pairs[i] for i in range(len(pairs))] if hasattr(pairs, "__len__") else [*iter(pairs)]
         if odd := next((item for item in items if not isinstance(item, tuple | list) or len(item) != 2), None):
@@ -326,10 +328,6 @@ def _collected(pairs: Any, what: str) -> tuple[Tensor, Any]:
             return decode([[Raw(what, xs, np.zeros(len(xs), dtype=np.int64), kind=Images)]], Images())[0], labels
         tensors = [x if isinstance(x, Tensor) else torch.from_numpy(np.array(x)) for x in xs]
     except (TypeError, ValueError, KeyError, OverflowError, RuntimeError) as error:
-        if hasattr(pairs, "dataset"):
-            raise UserError(f"{what} is a {type(pairs).__name__}, which makes batches: give its dataset") from None
-        if isinstance(pairs, tuple) and len(pairs) == 2 and hasattr(pairs[1], "columns"):
-            raise UserError(f"{what} is a name with a frame: give a dict by names, dict(list(groups))") from None
         raise UserError(f"{wanted} ({error}).") from error
     shapes = {tuple(x.shape) for x in tensors}
     if len(shapes) > 1:
