@@ -43,7 +43,7 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
         "unknown argument 'clients'.*give it to ekiden.split",
     ),
     "the model first": (lambda: run("fedseq", "mlp", [(X, Y)]), r"ekiden.run\(method, data, model\)"),  # type: ignore[arg-type]
-    "a number for dp": (lambda: run("fedavg", [(X, Y)] * 2, dp="8"), "dp '8' is no list of settings: write epsilon=8"),
+    "a number for dp": (lambda: run("fedavg", [(X, Y)] * 2, dp="8"), "dp '8' is not a list of settings: write epsilon=8"),
     "arrays for load": (lambda: ekiden.load((X, Y)), r"not tuple: arrays in memory are silos, ekiden.federate"),
     "an address": (lambda: ekiden.load("https://a.org/p.csv"), "it is an address: download what is there"),
     "a label that is dropped": (
@@ -78,7 +78,7 @@ COMMANDS: dict[str, str] = {
     "run --epochs 3": "METHOD is missing, which comes first",
     "runn fedseq": "unknown command 'runn': did you mean 'run'?\n",
     "data digits --times 3": "--times is for --table-one: add it, or leave out --times",
-    "run fedavg --dp 8": "--dp '8' is no list of settings: write epsilon=8",
+    "run fedavg --dp 8": "--dp '8' is not a list of settings: write epsilon=8",
     "run fedseq --data p.csv --label-column y --drop-columns y": "column 'y' is in --label-column and in --drop-",
     "trust": "name the Python files to trust",
     "check fedsq": "unknown method 'fedsq': did you mean 'fedseq'?",

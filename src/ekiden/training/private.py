@@ -63,7 +63,7 @@ class DP(Checked):
         for part in text.split(","):
             name, _, value = part.partition("=")
             if "=" not in part:
-                raise UserError(f"--dp {text!r} is no list of settings: write epsilon=8,delta=1e-5,clip=1")
+                raise UserError(f"--dp {text!r} is not a list of settings: write epsilon=8,delta=1e-5,clip=1")
             if name.strip() not in kinds:
                 raise unknown("part of --dp", name.strip(), tuple(kinds))
             try:
