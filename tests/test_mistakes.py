@@ -43,7 +43,10 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
         "unknown argument 'clients'.*give it to ekiden.split",
     ),
     "the model first": (lambda: run("fedseq", "mlp", [(X, Y)]), r"ekiden.run\(method, data, model\)"),  # type: ignore[arg-type]
-    "a number for dp": (lambda: run("fedavg", [(X, Y)] * 2, dp="8"), "dp '8' is not a list of settings: write epsilon=8"),
+    "a number for dp": (
+        lambda: run("fedavg", [(X, Y)] * 2, dp="8"),
+        "dp '8' is not a list of settings: write epsilon=8",
+    ),
     "arrays for load": (lambda: ekiden.load((X, Y)), r"not tuple: arrays in memory are silos, ekiden.federate"),
     "an address": (lambda: ekiden.load("https://a.org/p.csv"), "it is an address: download what is there"),
     "a label that is dropped": (
