@@ -1,15 +1,19 @@
 """What steps of a large model cost in a run folder, against the same arithmetic without Ekiden.
 
     python -m benchmarks.large           # 300 MB
-    python -m benchmarks.large 1000      # other megabytes
+    python -m benchmarks.large 1000      # other megabytes, both methods
+    python -m benchmarks.large 1000 fedseq
 
 The network is one linear layer, and each client takes one step of SGD on two samples, so that the numbers have what
-moving and keeping a model costs, not what training costs. "Bare" copies the model, takes the step and, for FedAvg with
-four clients, averages. "Writing" is one write of the model with a digest, which each step needs to survive a power cut.
-All take turns in one process. Seconds are CPU time of one thread, with what the system spends for this process.
+moving and keeping a model costs, not what training costs. "Bare" copies the model into a network that it keeps, takes
+the step and, for FedAvg with four clients, averages. "Writing" is one write of the model with a digest, which each step
+needs to survive a power cut. All take turns in a process for each method. Seconds are CPU time of one thread, with what
+the system spends for this process. Memory is the peak of a run, with PyTorch and the data.
 """
 
 import itertools
+import resource
+import subprocess
 import sys
 import tempfile
 import time
@@ -29,6 +33,11 @@ from ekiden.methods import FedAvg, FedSeq
 
 WIDTH, CLIENTS, BATCH, TURNS = 4096, 4, 2, 3
 TRAINING = Training(optimizer="sgd", lr=0.01, weight_decay=0.0, batch_size=BATCH, select="last")
+METHODS: dict[str, tuple[Method, int]] = {
+    "fedseq": (FedSeq(epochs=1), 1),
+    "fedavg": (FedAvg(rounds=TURNS + 1, epochs=1), CLIENTS),
+}
+"""each with the number of clients in a step"""
 
 
 def network(megabytes: int) -> nn.Linear:
@@ -36,18 +45,25 @@ def network(megabytes: int) -> nn.Linear:
     return nn.Linear(WIDTH, megabytes * 10**6 // (4 * WIDTH), bias=False)
 
 
-def bare(model: Tensor, x: Tensor, y: Tensor, clients: int) -> Tensor:
-    """Return the mean of what so many clients train in one step from `model`, as a loop without Ekiden would."""
-    total: Tensor | None = None
-    for client in range(clients):
-        weights = model.clone().requires_grad_()
-        loss = cross_entropy(x[client * BATCH : (client + 1) * BATCH] @ weights.T, y[client * BATCH :][:BATCH])
-        (gradient,) = torch.autograd.grad(loss, weights)
-        with torch.no_grad():
-            weights -= TRAINING.lr * gradient
-            total = weights.detach() if total is None else total.add_(weights.detach())
-    assert total is not None
-    return total if clients == 1 else total.div_(clients)
+def bare(model: Tensor, x: Tensor, y: Tensor, clients: int) -> Callable[[], None]:
+    """Return a step that trains so many clients from `model` and averages, in memory that it has already."""
+    weights, total = model.clone().requires_grad_(), torch.zeros_like(model)
+    weights.grad = torch.zeros_like(model)
+
+    def step() -> None:
+        for client in range(clients):
+            gradient = weights.grad
+            assert gradient is not None
+            gradient.zero_()
+            with torch.no_grad():
+                weights.copy_(model)
+            logits = x[client * BATCH : (client + 1) * BATCH] @ weights.T
+            cross_entropy(logits, y[client * BATCH :][:BATCH]).backward()  # type: ignore[no-untyped-call]
+            with torch.no_grad():
+                weights.sub_(gradient, alpha=TRAINING.lr)
+                total.lerp_(weights, 1 / (client + 1))
+
+    return step
 
 
 def clocked(work: Callable[[], object]) -> float:
@@ -61,7 +77,9 @@ def steps(method: Method, megabytes: int, x: Tensor, y: Tensor, folder: Path) ->
     """Return the CPU seconds of each step but the first, which makes the model."""
     layer = network(megabytes)
     classes = tuple(map(str, range(layer.out_features)))
-    silos = split(from_tensors((x, y), (x[:1], y[:1]), classes=classes), "iid", CLIENTS, val_fraction=0)
+    silos = split(
+        from_tensors((x, y), (torch.rand_like(x[:1]), y[:1]), classes=classes), "iid", CLIENTS, val_fraction=0
+    )
     times: list[float] = []
     run(
         method,
@@ -78,33 +96,41 @@ def steps(method: Method, megabytes: int, x: Tensor, y: Tensor, folder: Path) ->
     return [after - before for before, after in itertools.pairwise(times)]
 
 
-def main() -> None:
-    """Print the table."""
+def measure(megabytes: int, name: str) -> str:
+    """Return a row of the table."""
     torch.set_num_threads(1)
-    megabytes = int(sys.argv[1]) if len(sys.argv) > 1 else 300
+    method, clients = METHODS[name]
     x, y = torch.rand(CLIENTS * BATCH, WIDTH), torch.arange(CLIENTS * BATCH)
-    model = network(megabytes).weight.detach()
-    found: dict[str, list[float]] = {}
+    found: list[tuple[float, ...]] = []
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
+        ours = median(steps(method, megabytes, x, y, place / "first"))
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+        model = network(megabytes).weight.detach()
+        step = bare(model, x, y, clients)
+        step()
         for turn in range(TURNS):
-            one = clocked(lambda: bare(model, x, y, 1))
-            all_of_them = clocked(lambda: bare(model, x, y, CLIENTS))
+            base = clocked(step)
             writing = clocked(
                 lambda: write(place / "model", with_digest(safetensors_chunks({"0": model}, {})), sync=True)
             )
-            for name, base, method in (
-                ("FedSeq", one, FedSeq(epochs=1)),
-                (f"FedAvg, {CLIENTS} clients", all_of_them, FedAvg(rounds=TURNS + 1, epochs=1)),
-            ):
-                ours = median(steps(method, megabytes, x, y, place / f"{name}-{turn}"))
-                for column, seconds in zip(("bare", "writing", "ours"), (base, writing, ours), strict=True):
-                    found.setdefault(f"{name} {column}", []).append(seconds)
-                found.setdefault(f"{name} ratio", []).append(ours / (base + writing))
-    print(f"| {megabytes} MB | bare, s | writing once, s | a step, s | of bare plus writing |\n|---|---|---|---|---|")
-    for name in ("FedSeq", f"FedAvg, {CLIENTS} clients"):
-        numbers = (f"{median(found[f'{name} {column}']):.2f}" for column in ("bare", "writing", "ours", "ratio"))
-        print(f"| {name} | {' | '.join(numbers)} |")
+            ours = median(steps(method, megabytes, x, y, place / f"{turn}")) if turn else ours
+            found.append((base, writing, ours, ours / (base + writing)))
+    numbers = " | ".join(f"{median(column):.2f}" for column in zip(*found, strict=True))
+    return f"| {name} | {megabytes} | {numbers} | {peak:.1f} |"
+
+
+def main() -> None:
+    """Print the table, or one of its rows."""
+    megabytes = int(sys.argv[1]) if len(sys.argv) > 1 else 300
+    if len(sys.argv) > 2:
+        print(measure(megabytes, sys.argv[2]))
+        return
+    print("| method | MB | bare, s | writing once, s | a step, s | of bare plus writing | memory, GB |")
+    print("|---|---|---|---|---|---|---|")
+    for name in METHODS:
+        command = [sys.executable, "-m", "benchmarks.large", str(megabytes), name]
+        print(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip(), flush=True)
 
 
 if __name__ == "__main__":

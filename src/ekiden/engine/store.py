@@ -1,5 +1,6 @@
 """What one client stores: values behind Refs, private state between steps, and progress within a task."""
 
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from ekiden.base.files import Damaged, intact, metadata_of, safetensors_chunks, 
 from ekiden.engine import wire
 from ekiden.training.weights import Weights
 
+_VALUE, _PRIVATE = re.compile(r"value-(.+)\.safetensors"), re.compile(r"private-(\d+)\.safetensors")
 TRAINED = "trained"
 """Name in the journal of the models that a client's last task trained, for runs that keep them after the step."""
 
@@ -112,17 +114,19 @@ class Store:
         self._changed = False
         self._values = {key: value for key, value in self._values.items() if key in keys}
         self._safe &= keys
-        if self._folder is None or not self._folder.exists():
+        folder = self._folder
+        if folder is None or not folder.exists():
             return
-        for file in self._folder.glob("value-*.safetensors"):
-            if file.stem.removeprefix("value-") not in keys:
-                file.unlink()
-        for old in self._versions():
-            if old != self.written:
-                self._private_file(old).unlink()
+        names = os.listdir(folder)  # one look, because gossip settles all clients in each step
+        for name in names:
+            value, private = _VALUE.fullmatch(name), _PRIVATE.fullmatch(name)
+            if (value and value[1] not in keys) or (private and int(private[1]) != self.written):
+                (folder / name).unlink()
         if self.written:
             self._private, self._on_disk = None, self._private_file(self.written)
-        journal = self._folder / "journal"
+        if "journal" not in names:
+            return
+        journal = folder / "journal"
         if not (journal / f"{TRAINED}.safetensors").exists():
             shutil.rmtree(journal, ignore_errors=True)
         for file in journal.glob("*"):
@@ -140,7 +144,7 @@ class Store:
     def _versions(self) -> list[int]:
         if self._folder is None:
             return []
-        names = (re.fullmatch(r"private-(\d+)\.safetensors", p.name) for p in self._folder.glob("private-*"))
+        names = (_PRIVATE.fullmatch(p.name) for p in self._folder.glob("private-*"))
         return sorted(int(match[1]) for match in names if match)
 
 

@@ -390,7 +390,7 @@ class _Run:
     def save(self, key: str, epoch: int, *, last: bool) -> None:
         """Save progress, so often that it takes 1 % of the time, or 5 % at the end of a fit."""
         journal, network, now = self.bench.journal, self.bench.network, time.monotonic()
-        took = self.saving_took or 5e-4 + 20 * len(network.params) / 1e9  # the first time is a guess
+        took = self.saving_took or 2e-3 + 20 * len(network.params) / 1e9  # the first time is a guess
         share = _SHARE_OF_SAVING / 5 if last else _SHARE_OF_SAVING  # losing a finished fit costs more
         if journal is None or now - self.saved_at < share * took:
             return
