@@ -17,10 +17,12 @@ from ekiden import FederatedData, Hardware, Training, run
 from ekiden.base.errors import UserError
 from ekiden.cli.app import call
 from ekiden.conformance import check_transport
+from ekiden.engine import wire
 from ekiden.engine.method import Method
 from ekiden.methods import SCAFFOLD, FedAvg, FedELMY, FedGram, FedSeq
 from ekiden.transports import Interrupted, OnRay
 from ekiden.transports import ray as module
+from ekiden.transports.base import Start
 from tests.conftest import Tiny
 
 FAST: dict[str, Any] = {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1)}
@@ -163,9 +165,36 @@ def test_what_goes_through_ray_is_bytes_of_the_wire(
     assert {type(one) for one in seen} == {bytes}
 
 
+def test_a_model_for_many_clients_is_encoded_once_in_a_step(
+    at_once: None, blobs: FederatedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = list[Any]()
+    monkeypatch.setattr(module.ray, "put", lambda value: (put.append(value), value)[1])
+    method = FedAvg(rounds=2, epochs=1)
+    there = run(method, blobs, Tiny, transport=OnRay(), **FAST)
+    assert same(run(method, blobs, Tiny, **FAST), there)
+    assert [type(one) for one in put] == [Start, bytes, bytes], "once in each of two steps, for all clients"
+    assert all(wire.size(there.weights) < len(sent) < wire.size(there.weights) + 2000 for sent in put[1:])
+
+
 def test_a_wrong_number_of_homes_is_refused(at_once: None) -> None:
     with pytest.raises(UserError, match="homes is -1"):
         OnRay(homes=-1)
+
+
+@pytest.mark.parametrize(("address", "error"), [("", "Ray does not start here"), ("a:1", "no Ray cluster at")])
+def test_a_cluster_that_does_not_answer_is_a_line(
+    address: str, error: str, at_once: None, blobs: FederatedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray raises a bare Exception if a node starts too slowly."""
+
+    def fails(**settings: Any) -> None:
+        raise Exception("The current node\ntimed out")
+
+    monkeypatch.setattr(module.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(module.ray, "init", fails, raising=False)
+    with pytest.raises(UserError, match=rf"{error}.*The current node timed out"):
+        run(FedSeq(epochs=1), blobs, Tiny, transport=OnRay(address), **FAST)
 
 
 def test_another_cluster_than_the_connected_one_is_refused(at_once: None, blobs: FederatedData) -> None:

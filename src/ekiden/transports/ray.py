@@ -30,6 +30,8 @@ Keys = Mapping[str, set[str]]
 """keys of values, by the client that holds them"""
 T = TypeVar("T")
 _TRIES = 3
+_FIXED = (Weights, bool, int, float, str, type(None))
+"""types of arguments that nobody changes after a call"""
 
 
 class TaskDone(NamedTuple):
@@ -154,9 +156,11 @@ class OnRay:
             more = {"address": self._address} if self._address else {"num_cpus": core_count()}
             try:
                 ray.init(include_dashboard=None if self._address else False, log_to_driver=False, **more)
-            except (ConnectionError, ValueError, RuntimeError) as error:
+            except Exception as error:  # of many kinds; a node that starts too slowly gives a bare Exception
                 line = " ".join(str(error).split())[:200]
-                raise UserError(f"no Ray cluster at {self._address or 'this machine'} ({line}): start it") from None
+                if not self._address:
+                    raise UserError(f"Ray does not start here ({line}): try again, or leave Ray out") from None
+                raise UserError(f"no Ray cluster at {self._address} ({line}): start it") from None
         elif self._address not in ("", "auto", at := ray.get_runtime_context().gcs_address):
             raise UserError(f"this process is connected to the Ray cluster at {at}: leave out {self._address}")
         count = self._count or max(1, int(ray.cluster_resources().get("CPU", 1)))
@@ -194,6 +198,7 @@ class _Ray(Transport):
         self._running: dict[Ref[Any], Any] = {}  # tasks of this step
         self._done: dict[Ref[Any], TaskDone] = {}
         self._moved: dict[Ref[Any], Any] = {}  # values in the object store, of this step
+        self._given: dict[tuple[int, ...], tuple[Any, Any]] = {}  # arguments of this step, and where they are encoded
         self._live = by_owner(live_refs(start.state))
         folder = start.folder
         # A process that died between writing the state and `settle` left values behind at any client.
@@ -208,7 +213,7 @@ class _Ray(Transport):
         foreign = [r for r in dict.fromkeys(refs(request.args)) if r.owner != EVERYONE]
         foreign = [r for r in foreign if self._places[r.owner] != here]
         values = [self._object(ref) for ref in foreign]  # as arguments of their own, so that they go straight there
-        given = (request.step, request.call, request.client, request.task, wire.encode(list(request.args)))
+        given = (request.step, request.call, request.client, request.task, self._arguments(request.args))
         self._running[Ref(request.client, request.key)] = self._homes[here].task.remote(*given, foreign, *values)
         self._touched.add(request.client)
 
@@ -253,7 +258,7 @@ class _Ray(Transport):
     def settle(self) -> None:
         """Delete what only the state before needed."""
         self._each(self._touched, self._live, lambda home, its: home.settle.remote(its))
-        self._touched, self._done, self._moved = set(), {}, {}
+        self._touched, self._done, self._moved, self._given = set(), {}, {}, {}
 
     def _each(self, clients: Iterable[str], keys: Keys, ask: Callable[[Any, Keys], Any]) -> list[Any]:
         """Ask each home once, about those of `clients` that it has, and wait for all."""
@@ -261,6 +266,15 @@ class _Ray(Transport):
         for client in clients:
             parts.setdefault(self._places[client], {})[client] = keys.get(client, set())
         return [_got(asked) for asked in [ask(self._homes[i], part) for i, part in parts.items()]]
+
+    def _arguments(self, args: tuple[Any, ...]) -> Any:
+        """Return arguments, encoded. What never changes goes to each node once for all clients of a step."""
+        if not any(isinstance(arg, Weights) for arg in args) or not all(isinstance(arg, _FIXED) for arg in args):
+            return wire.encode(list(args))
+        same = tuple(map(id, args))  # the objects are kept as long as these numbers
+        if same not in self._given:
+            self._given[same] = args, ray.put(wire.encode(list(args)))
+        return self._given[same][1]
 
     def _home(self, client: str) -> Any:
         return self._homes[self._places[client]]
