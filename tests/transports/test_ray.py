@@ -169,7 +169,12 @@ def test_a_model_for_many_clients_is_encoded_once_in_a_step(
     at_once: None, blobs: FederatedData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put = list[Any]()
-    monkeypatch.setattr(module.ray, "put", lambda value: (put.append(value), value)[1])
+
+    def kept(value: Any) -> Any:
+        put.append(value)
+        return value
+
+    monkeypatch.setattr(module.ray, "put", kept)
     method = FedAvg(rounds=2, epochs=1)
     there = run(method, blobs, Tiny, transport=OnRay(), **FAST)
     assert same(run(method, blobs, Tiny, **FAST), there)
