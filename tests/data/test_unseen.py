@@ -205,6 +205,16 @@ def test_silos_that_differ_step_by_step_are_in_one_unit_and_a_gap_is_another() -
     assert line.count("differs") == 1
 
 
+def test_what_silos_have_by_nature_is_no_doubt_about_them() -> None:
+    n = np.arange(60)
+    values = {"b": n * 0, "g": n * 0 + 1, "h": n * 0} | {f"s{k}": (n + k) % 2 for k in range(5)}  # schools for boys
+    assert not said(
+        lambda: compare_units({s: {"column 'v'": ColumnMoments.of(v * 1.0, "v")} for s, v in values.items()})
+    )
+    ones = {"a": 1.0 + (n > 57), "b": 1.0 + (n > 10)}  # nearly all 1, and mostly 2
+    assert not said(lambda: compare_units({s: {"column 'v'": ColumnMoments.of(v, "v")} for s, v in ones.items()}))
+
+
 def test_coarse_rows_with_several_labels_are_no_doubt() -> None:
     rng = np.random.default_rng(0)
     coarse = {"a": rng.integers(0, 3, 300), "b": rng.choice(["x", "y"], 300), "label": rng.integers(0, 2, 300)}

@@ -84,3 +84,11 @@ def test_the_column_that_names_the_silos_divides_them(tmp_path: Path, command: C
             assert (code, line in said) == (2, True), said
             with pytest.raises(UserError, match=line):
                 evaluate(tmp_path / "run", by=by)
+
+
+def test_a_test_part_of_one_class_is_measured(folder: Path, command: Command, tmp_path: Path) -> None:
+    rows = pandas.DataFrame({"age": range(20, 60), "sex": ["f", "m"] * 20, "died": "yes"})
+    rows.to_csv(tmp_path / "one.csv", index=False)
+    code, said = command("evaluate", str(folder), "--data", str(tmp_path / "one.csv"), "--label-column", "died")
+    assert code == 0, said
+    assert "accuracy" in said

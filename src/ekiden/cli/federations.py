@@ -210,5 +210,5 @@ def agree(options: AgreeOptions) -> None:
     write(options.out, [json.dumps(made.to_json(), indent=1).encode()])
     say(
         f"wrote {options.out}: {made}; "
-        'give it to all silos, and name it in their silo.toml: [data] agreed = "agreed.json"'
+        f'give it to all silos, and name it in their silo.toml: [data] agreed = "{options.out.name}"'
     )

@@ -113,7 +113,8 @@ def _say_folded(fed: FederatedData, after: Table) -> None:
     if found:
         tell(
             f"{fed.dataset.name} has categories that fewer than {fed.dataset.least} training rows of each silo have "
-            f"({'; '.join(found)}): all of them count as one unknown category; correct slips, or lower --min-count"
+            f"({listed(found, sign='; ')}): all of them count as one unknown category; correct slips, or lower "
+            "--min-count"
         )
 
 
@@ -151,7 +152,8 @@ class Scaling:
         if not self.scales:
             return f"training samples of {len(self.classes)} classes"
         numeric, categorical = map(len, (Table.of(self.table).numeric, Table.of(self.table).categorical))
-        return f"{numeric} columns of numbers, {categorical} of categories; {len(self.targets)} to predict"
+        targets = f"; {len(self.targets)} to predict" if self.targets else ""
+        return f"{numeric} columns of numbers, {categorical} of categories{targets}"
 
     @property
     def scales(self) -> bool:
@@ -268,7 +270,10 @@ def _unmet(one: ColumnSums, schema: Schema) -> Iterator[str]:
     for wanted, found in ((numbers, one.missing), (names, one.categories)):
         kind = "numbers" if wanted is numbers else "categories"
         for column in schema.features:
-            if (column in wanted) != (column in found):
+            if column not in one.missing and column not in one.categories:
+                if wanted is numbers:
+                    yield f"there is no column {column!r}"
+            elif (column in wanted) != (column in found):
                 yield f"column {column!r} {'does not hold' if column in wanted else 'holds'} {kind}"
         yield from (f"column {column!r} is not in the schema" for column in found if column not in schema.features)
     for name in schema.features:

@@ -20,11 +20,11 @@ from ekiden.data.cells import DATE, Writing
 from ekiden.data.columns import Reading, image_column
 from ekiden.data.dates import DAY
 from ekiden.data.holdings import Holding, find, hold, named_silos, read_part
-from ekiden.data.kinds import Images, Table, Tokens, arrays
+from ekiden.data.kinds import Images, Table, arrays
 from ekiden.data.kinds.arrays import is_list
 from ekiden.data.moments import ColumnMoments, ColumnSums, target, told_by
 from ekiden.data.samples import ClientData, Dataset, FederatedData, Subset
-from ekiden.data.schema import SchemaError, Violation, key, string
+from ekiden.data.schema import SAMPLES, SchemaError, Violation, key, string
 from ekiden.data.sources import NAMED
 from ekiden.data.tasks import Classification
 from ekiden.data.undecoded import Raw, natural
@@ -117,8 +117,7 @@ def _features(raws: Sequence[Raw], reading: Reading) -> dict[str, str]:
     """Draft the columns that a model gets."""
     kind = raws[0].kind
     if kind is not Table:
-        what = "image" if kind is Images else "text" if kind is Tokens else "array"
-        return {_sample_column(raws[0], reading): _kind(what)}
+        return {_sample_column(raws[0], reading): _kind(kind.column if kind.column in SAMPLES else "array")}
     lacking = [(n, raw.source) for n in raws[0].images.column_names for raw in raws if n not in raw.images.column_names]
     if lacking:
         raise UserError(f"{lacking[0][1]} has no column {lacking[0][0]!r}, which {raws[0].source} has: correct it")
@@ -181,7 +180,7 @@ def _range(values: NDArray[np.float64], least: int, *, dates: bool = False) -> s
         return text + years
     for entry, bound in (("least", -_outward(-low, high - low)), ("most", _outward(high, high - low))):
         if abs(bound) <= _MOST:
-            text += _entry(entry, f"{bound:.0f}" if bound.is_integer() and abs(bound) < 1e15 else repr(bound))
+            text += _entry(entry, f"{bound + 0.0:.0f}" if bound.is_integer() and abs(bound) < 1e15 else repr(bound))
     return text
 
 

@@ -101,7 +101,7 @@ def compare_units(silos: Mapping[str, Mapping[str, ColumnMoments]]) -> bool:
     lines, constant, coded = list[str](), list[str](), list[str]()
     for column in next(iter(silos.values()), ()):
         each = {silo: told[column] for silo, told in silos.items() if told[column].count >= _ROWS}
-        lines += _units(column, each)
+        lines += _units(column, each) if any(_low(one) is None for one in each.values()) else []
         coded += _codes(column, each) if not column.endswith(_ALL) else []
         flat = {s: f"{told.mean:.4g}" for s, told in each.items() if not told.deviation and told.count >= _FLAT_ROWS}
         varied = {silo: told for silo, told in each.items() if told.deviation}
@@ -143,8 +143,11 @@ def _say_empty(empty: Mapping[str, Sequence[str]], parts: int) -> None:
 
 
 def _constant(column: str, flat: Mapping[str, str], varied: Sequence[str]) -> list[str]:
-    """Return a line if a column has nearly one value at fewer silos (`flat`, with the value) than it varies at."""
-    if not flat or len(flat) > len(varied):
+    """Return a line if a column has nearly one value at fewer silos (`flat`, with the value) than it varies at.
+
+    Several silos with several values are such by nature, as schools for boys and for girls.
+    """
+    if not flat or len(flat) > len(varied) or (len(flat) > 2 and len({*flat.values()}) > 1):
         return []
     return [f"{column} hardly varies at {listed(f'{s} ({v})' for s, v in flat.items())}, but does at other silos"]
 
@@ -211,19 +214,24 @@ def _leaves_gap(
 
 
 def _codes(column: str, silos: Mapping[str, ColumnMoments]) -> list[str]:
-    """Return a line if all values are 0 and 1 at some silos, and 1 and 2, or others next to each other, elsewhere.
-
-    The variance of values between two whole numbers that are next to each other is smallest if they are these numbers.
-    """
+    """Return a line if all values are 0 and 1 at some silos, and 1 and 2, or others next to each other, elsewhere."""
     coded: dict[int, list[str]] = {}
     for silo, told in silos.items():
-        low = floor(told.mean)
-        share = told.mean - low
-        if 0 < share < 1 and abs(told.squares / told.count - share * (1 - share)) < 1e-9:
+        if (low := _low(told)) is not None:
             coded.setdefault(low, []).append(silo)
     if len(coded) < 2:
         return []
     return [f"{column} is {', but '.join(f'{low} or {low + 1} at {listed(at)}' for low, at in sorted(coded.items()))}"]
+
+
+def _low(told: ColumnMoments) -> int | None:
+    """Return the lower of the two values if all are two whole numbers that are next to each other, otherwise None.
+
+    The variance of values between two such numbers is largest if they are these numbers.
+    """
+    low = floor(told.mean)
+    share = told.mean - low
+    return low if 0 < share < 1 and abs(told.squares / told.count - share * (1 - share)) < 1e-9 else None
 
 
 def _apart(here: ColumnMoments, mean: float, spread: float) -> str:

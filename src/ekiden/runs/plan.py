@@ -19,7 +19,7 @@ from ekiden.engine.drive import Row
 from ekiden.engine.evaluation import TestSet
 from ekiden.engine.folder import read_config, settings_in
 from ekiden.engine.method import Method
-from ekiden.engine.setup import check_labels, check_model, check_same_data, resolved_hardware, why_unusable
+from ekiden.engine.setup import check_model, check_same_data, resolved_hardware, why_unusable
 from ekiden.engine.worker import Setup, Watch, Worker
 from ekiden.recipe import Recipe, recipe_of
 from ekiden.results.result import ModelSource
@@ -292,6 +292,5 @@ def judge(plan: Plan[Method], own: FederatedData, data: FederatedData) -> TestSe
     dataset = replace(data.dataset, mean=own.dataset.mean, std=own.dataset.std, task=own.dataset.task)
     worker = Worker(Setup(recipe.method, build, dataset, recipe.training, hardware, recipe.seed), {})
     data = replace(data, dataset=dataset)
-    check_labels(data)
     check_model(worker, data)
     return TestSet(worker, data, len(own.clients))
