@@ -207,12 +207,12 @@ def test_silos_that_differ_step_by_step_are_in_one_unit_and_a_gap_is_another() -
 
 def test_what_silos_have_by_nature_is_no_doubt_about_them() -> None:
     n = np.arange(60)
-    values = {"b": n * 0, "g": n * 0 + 1, "h": n * 0} | {f"s{k}": (n + k) % 2 for k in range(5)}  # schools for boys
-    assert not said(
-        lambda: compare_units({s: {"column 'v'": ColumnMoments.of(v * 1.0, "v")} for s, v in values.items()})
-    )
-    ones = {"a": 1.0 + (n > 57), "b": 1.0 + (n > 10)}  # nearly all 1, and mostly 2
-    assert not said(lambda: compare_units({s: {"column 'v'": ColumnMoments.of(v, "v")} for s, v in ones.items()}))
+    schools: dict[str, Any] = {"boys": n * 0, "girls": n * 0 + 1, "men": n * 0}
+    mixed: dict[str, Any] = {f"s{k}": (n + k) % 2 for k in range(5)}
+    ones: dict[str, Any] = {"a": 1 + (n > 57), "b": 1 + (n > 10)}  # nearly all 1, and mostly 2
+    for held in (schools | mixed, ones):
+        told = {silo: {"column 'v'": ColumnMoments.of(v * 1.0, "v")} for silo, v in held.items()}
+        assert not said(lambda told=told: compare_units(told))  # type: ignore[misc]
 
 
 def test_coarse_rows_with_several_labels_are_no_doubt() -> None:
