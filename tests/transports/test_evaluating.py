@@ -87,6 +87,22 @@ def test_with_and_without_one_silo_is_refused(tmp_path: Path) -> None:
     assert again(nodes, public, tmp_path / "run", FOUR[2:], "others")["accuracy"]
 
 
+def test_evaluations_are_bounded_by_the_runs_that_a_silo_keeps(tmp_path: Path) -> None:
+    """Each is a run, so `evaluations` of a run do not bound them: a coordinator asks again with another model."""
+    nodes, public = trained(tmp_path, FedSeq(epochs=1), "[limits]\nevaluations = 1\nruns = 2\n")
+    for to in ("one", "two"):
+        assert again(nodes, public, tmp_path / "run", FOUR[2:], to)["accuracy"]
+    with pytest.raises(UserError, match=r"keeps 2 runs, 2 at most \(limits.runs in its silo.toml\)"):
+        again(nodes, public, tmp_path / "run", FOUR[2:], "three")
+
+
+def test_an_evaluation_needs_approval_like_a_run(tmp_path: Path) -> None:
+    nodes, public = trained(tmp_path, FedSeq(epochs=1))
+    nodes.files = {n: replace(f, limits=replace(f.limits, approve=True)) for n, f in nodes.files.items()}
+    with pytest.raises(UserError, match="approved this plan"):
+        again(nodes, public, tmp_path / "run", FOUR[2:], "one")
+
+
 def test_a_silo_may_forbid_it(tmp_path: Path) -> None:
     nodes, public = trained(tmp_path, FedSeq(epochs=1), '[limits]\nmethods = ["fedseq"]\n')
     with pytest.raises(UserError, match=r"does not allow 'evaluate', only fedseq \(limits.methods in its silo.toml\)"):
