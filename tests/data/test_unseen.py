@@ -23,6 +23,11 @@ Y = torch.arange(40) % 2
 PAIRS = TensorDataset(torch.randn(40, 4), Y)
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
 def pictures(n: int = 20, height: int = 6, width: int = 6) -> Any:
     return torch.randint(0, 255, (n, 3, height, width), dtype=torch.uint8)
 
