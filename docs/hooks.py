@@ -21,6 +21,7 @@ from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
 import ekiden
+from ekiden.base import checks
 from ekiden.base.checks import Range, hints_of
 from ekiden.cli.flags import flags
 from ekiden.cli.listing import ends_with, moves
@@ -92,8 +93,18 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Close the later sections of a method's page; their headings stay visible."""
-    return folded(html) if page.file.src_uri.startswith("methods/") else html
+    """Close the later sections of a method's page, whose headings stay visible; say ranges of arguments in words."""
+    return folded(html) if page.file.src_uri.startswith("methods/") else spoken(html)
+
+
+def spoken(html: str) -> str:
+    """Return a page of the reference with words for the names of ranges, such as `CountOrZero`."""
+
+    def said(name: re.Match[str]) -> str:
+        kind = getattr(checks, name[1])
+        return words(kind) if get_origin(kind) is Annotated else name[0]
+
+    return re.sub(r'<span title="ekiden\.base\.checks\.(\w+)">\w+</span>', said, html)
 
 
 def folded(html: str) -> str:
@@ -159,7 +170,7 @@ def _linked(text: str, up: str) -> str:
     return text
 
 
-PROMISE = re.compile(r"\s?<!--\s+tests:\s+([\w, \n]+?) -->")
+PROMISE = re.compile(r"\s?<!--\s+tests:\s+([\w, \n]+?)\s*-->")
 
 
 def promises() -> str:

@@ -69,6 +69,9 @@ def test_a_method_lists_its_hyperparameters_in_words(hooks: Any) -> None:
     assert hooks.words(Fraction) == "number, above 0 and at most 1"
     assert hooks.words(Count | None).startswith("none, or whole number")
     assert "ekiden run local" in hooks.settings(Local)
+    seed = '<code><span title="ekiden.base.checks.CountOrZero">CountOrZero</span></code>'
+    assert hooks.spoken(seed) == "<code>whole number, 0 or more</code>"
+    assert hooks.spoken(base := '<span title="ekiden.base.checks.Checked">Checked</span>') == base
 
 
 def test_a_page_of_a_method_is_closed_from_the_costs_on(hooks: Any) -> None:
