@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from ekiden.authoring import (
     INITIAL,
-    BelowOne,
     Client,
     Fed,
     Fraction,
@@ -125,18 +124,6 @@ class Scatter:
         sketch = ShortColumns.of(largest(self.rows, rank), torch.int8)
         return SketchedScatter(self.counts.long(), means, sketch, self.squares.float())
 
-    def shaped(self, received: int, share: float) -> "Scatter":
-        """Return this scatter with part of what its rows lack in the shape of the rows after the first `received`.
-
-        These are projected off the received directions and stretched, each feature to `share` of what it lacks.
-        """
-        basis, _ = torch.linalg.qr(self.rows[:, :received])
-        own = self.rows[:, received:]
-        own = own - basis @ (basis.T @ own)
-        lacking = (self.squares - self.rows.square().sum(1)).clamp(min=0)
-        stretch = (share * lacking / own.square().sum(1).clamp(min=1e-12)).sqrt()
-        return replace(self, rows=torch.cat([self.rows, own * stretch[:, None]], 1))
-
     def head(self, penalty: float, task: Task) -> Tensor:
         """Return (K, D + 1) weights and biases of ridge regression on standardised features, as a network has them.
 
@@ -212,9 +199,6 @@ class FedRAN(FixedFeatures):
     """r/D, directions that travel for each feature; with more, `bytes` leaves room for fewer features"""
     ridge: NonNegative = 0.0
     """λ/n of ridge regression; 0: by generalised cross-validation"""
-    own_shape: BelowOne = 0.0
-    """share of what the directions lack that is taken to have the shape of the last client's samples; the rest lies on
-    the diagonal"""
 
     @property
     def only_classes(self) -> bool:
@@ -262,8 +246,6 @@ class FedRAN(FixedFeatures):
     def finish(self, client: Client, model: Weights, received: Joint | None) -> Weights:
         """Return the network with the classifier of all samples."""
         settled, scatter = self.joined(client, model, received)
-        if self.own_shape and received is not None:
-            scatter = scatter.shaped(len(received.summary.sketch.units), self.own_shape)
         return self.solved(client.network(model), settled, scatter, client.task)
 
     def joined(self, client: Client, model: Weights, received: Joint | None) -> tuple[Settled, Scatter]:
