@@ -179,6 +179,7 @@ def test_samples_that_other_libraries_hold(silo: Any) -> None:
     assert torch.equal(found.dataset.train.y, wanted.dataset.train.y)
 
 
+@pytest.mark.filterwarnings("ignore:.* has columns that no model of images gets:ekiden.base.errors.DataWarning")
 def test_a_hugging_face_data_set_of_images() -> None:
     table = images()
     data = split(table, "iid", 2)
@@ -204,6 +205,7 @@ def two_parts() -> Any:
     return datasets.DatasetDict({"train": images()})
 
 
+@pytest.mark.filterwarnings("ignore:.* has columns that no model of images gets:ekiden.base.errors.DataWarning")
 def test_a_hugging_face_data_set_keeps_the_names_of_its_classes() -> None:
     assert split(images(), "iid", 2).dataset.classes == ("a", "b", "c")
     named = from_tensors(renamed("zebra", "ant", "moose"))

@@ -600,7 +600,8 @@ def test_damaged_run_folders(refused: Call, call: Call) -> None:
     (folder / "personal").mkdir()
     (folder / "personal" / "client-0.safetensors").write_bytes(model)
     assert "it has personal/client-0.safetensors: choose one by --client" in refused("evaluate", folder)
-    assert "it has model.safetensors" in refused("evaluate", whole, "--client", "client-7")
+    assert "has no personal models: leave out --client" in refused("evaluate", whole, "--client", "client-1")
+    assert "did you mean 'client-1'?" in refused("evaluate", whole, "--client", "client-7")
     assert "classes" in refused("evaluate", whole, "--data", own_classes())
 
 

@@ -17,6 +17,7 @@ from ekiden.methods.one_shot.ma_echo import Contribution
 from ekiden.methods.one_shot.ot_fusion import align, transport
 from ekiden.training.network import Network
 
+pytestmark = pytest.mark.filterwarnings("ignore::ekiden.base.errors.DataWarning")
 METHODS: list[Method] = [
     Average(epochs=2),
     Average(epochs=2, weighting="samples", running_variances="mixture"),

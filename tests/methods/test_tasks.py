@@ -55,8 +55,11 @@ def test_methods_that_cannot_are_refused_in_one_line(name: str, tmp_path: Path) 
             run(kind(), problem.data, problem.build, folder=tmp_path / "run", **LEARNS)  # type: ignore[arg-type]
         line = str(refusal.value)
         assert "\n" not in line
-        assert line.startswith(f"{kind.title()} ")
-        assert line.endswith(f"use one of {', '.join(able)}")
+        if kind is GLM and name in FAMILIES:
+            assert line.endswith(f"add family={FAMILIES[name]!r}")
+        else:
+            assert line.startswith(f"{kind.title()} ")
+            assert line.endswith(f"use one of {', '.join(able)}")
         assert not (tmp_path / "run").exists()
 
 
@@ -65,6 +68,7 @@ def fast(kind: type[Method], name: str) -> bool:
     return kind.title() in more.get(name, FAST)
 
 
+FAMILIES = {"survival": "cox", "regression": "linear"}
 NETWORKS = {("otfusion", "language-modelling"): "is of a kind whose units cannot be aligned"}
 """what is refused for the network and not for the task, and why"""
 PAIRS = [

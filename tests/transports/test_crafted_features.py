@@ -309,6 +309,7 @@ SAFE: dict[str, Any] = {"dictionary": "seed", "min_active": 10}
 ALL = FedGram(features="patches", patch="3", width=32, min_active=10, dictionary="all")
 
 
+@pytest.mark.filterwarnings("ignore:each pixel is a column of the trees:ekiden.base.errors.DataWarning")
 @pytest.mark.parametrize(
     ("method", "more", "said"),
     [
