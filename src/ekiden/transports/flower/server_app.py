@@ -65,7 +65,7 @@ def main(grid: Grid, context: Context) -> None:
         if source:
             folder, validation = Path(str(config["folder"])), bool(config["validation"])
             about = (Path(source), plan.names, nodes, folder, public_keys, say)
-            session.evaluate(*about, validation=validation, by=(str(config["by"]),))
+            session.evaluate(*about, validation=validation, by=list(filter(None, str(config["by"]).split(","))))
             return
         result = session.run(plan, nodes, Path(str(config["folder"])), public_keys, say, link=link)
     except UserError as error:
