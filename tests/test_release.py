@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -14,6 +15,15 @@ import pytest
 from ekiden import __version__
 
 ROOT = Path(__file__).parents[1]
+
+
+def test_the_badges_say_what_the_package_says() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    badges = (ROOT / "docs" / "assets" / "badges.svg").read_text(encoding="utf-8")
+    low, high = re.search(r"torch>=([\d.]+),<2\.(\d+)", " ".join(project["dependencies"])).groups()  # type: ignore[union-attr]
+    python = project["requires-python"].removeprefix(">=")
+    said = f"version {__version__}, not released, python {python} or later, pytorch {low} to 2.{int(high) - 1}, "
+    assert f"{said}licence {project['license']}" in badges
 
 
 def _citation() -> dict[str, Any]:
