@@ -10,6 +10,7 @@ import pytest
 
 from ekiden import Hardware, Training, UserError, evaluate, load, open_run, run, split
 from ekiden.data import FederatedData, federate
+from ekiden.engine import subgroups
 from ekiden.methods import FedSeq
 from ekiden.results import divided
 from ekiden.serving.card import card
@@ -92,3 +93,11 @@ def test_a_test_part_of_one_class_is_measured(folder: Path, command: Command, tm
     code, said = command("evaluate", str(folder), "--data", str(tmp_path / "one.csv"), "--label-column", "died")
     assert code == 0, said
     assert "accuracy" in said
+
+
+def test_a_column_called_client_is_not_taken_for_the_silos() -> None:
+    frames = [
+        pandas.DataFrame({"client": list("xy") * 20, "n": range(40), "died": list("abba") * 10}) for _ in range(2)
+    ]
+    with pytest.raises(UserError, match="--by client means the silos, and a column has this name, too"):
+        subgroups.check_divisions(subgroups.divisions(["client"]), federate(frames, label_column="died").dataset)

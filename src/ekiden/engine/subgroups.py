@@ -109,9 +109,12 @@ class Division:
 def check_divisions(by: Sequence[Division], dataset: Dataset) -> None:
     """Refuse columns by which the samples of a data set cannot be divided, before models are measured."""
     check_task(dataset.task)
+    table = Table.of(dataset.inputs)
     for one in by:
         if not one.silos:
             one.names(dataset.inputs, dataset.domains)
+        elif CLIENT in (*table.numeric, *table.categorical):
+            raise UserError(f"--by {CLIENT} means the silos, and a column has this name, too: rename the column")
 
 
 def divisions(by: Sequence[str], silos: str = "") -> tuple[Division, ...]:
