@@ -99,5 +99,5 @@ def test_a_column_called_client_is_not_taken_for_the_silos() -> None:
     frames = [
         pandas.DataFrame({"client": list("xy") * 20, "n": range(40), "died": list("abba") * 10}) for _ in range(2)
     ]
-    with pytest.raises(UserError, match="--by client means the silos, and a column has this name, too"):
+    with pytest.raises(UserError, match="by client means the silos, and a column has this name, too"):
         subgroups.check_divisions(subgroups.divisions(["client"]), federate(frames, label_column="died").dataset)
