@@ -17,11 +17,12 @@ from ekiden.data.curves import Followed
 from ekiden.data.samples import Subset
 from ekiden.methods import FedGram
 from ekiden.methods.exact.fedgram import Handoff
-from ekiden.transports.flower.silo import differences
+from ekiden.transports.flower.silo import differences, policy
 from ekiden.transports.flower.silo.silo import Silo
 from ekiden.transports.flower.silo.silo_file import SiloFile, read
-from tests.transports.fakes import NAMES, FakeNodes, mine, with_keys
+from tests.transports.fakes import NAMES, FakeNodes, mine, silo_file, with_keys
 from tests.transports.test_remote import far
+from tests.transports.test_silo import terms
 
 pytestmark = pytest.mark.filterwarnings("ignore::ekiden.base.errors.DataWarning")
 Row = tuple[object, ...]
@@ -230,12 +231,18 @@ def test_the_difference_of_two_runs_is_a_patient_and_is_refused(tmp_path: Path) 
 
 
 def test_the_difference_of_two_evaluations_of_a_model_is_refused(tmp_path: Path) -> None:
-    client = mine(NAMES[1])[1]
-    differences.note_rows(tmp_path, client.test, "test", 10)
-    fewer = Subset(client.test.samples, client.test.rows[9:])
+    """A silo that measures models gives no figures of nearly the test samples of an earlier measurement."""
+    file = silo_file(tmp_path, NAMES[1], trusting=False)
+    client, measures = mine(NAMES[1])[1], replace(terms(FedGram()), measures="0" * 64)
+
+    def measured(rows: torch.Tensor) -> None:
+        held = replace(client, test=Subset(client.test.samples, rows))
+        policy.check_differences(file, measures, held)
+
+    rows = client.test.rows
+    measured(rows)
     with pytest.raises(UserError, match="summed over the same test samples except for fewer than 10"):
-        differences.note_rows(tmp_path, fewer, "test", 10)
-    differences.note_rows(tmp_path, Subset(client.test.samples, client.test.rows[10:]), "test", 10)
-    twice = Subset(client.test.samples, client.test.rows.repeat_interleave(2))
-    differences.note_rows(tmp_path, twice, "test", 10)
-    differences.note_rows(tmp_path, client.test, "test", 10)
+        measured(rows[9:])
+    measured(rows[10:])
+    measured(rows.repeat_interleave(2))
+    measured(rows)
