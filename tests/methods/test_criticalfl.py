@@ -11,7 +11,7 @@ from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.engine.method import Size, State
 from ekiden.engine.worker import Client
 from ekiden.methods import CriticalFL, DFedAvgM
-from ekiden.methods.gossip.criticalfl.criticalfl import CountedModel, Periods, Squares, due, resize
+from ekiden.methods.gossip.criticalfl import CountedModel, Periods, Squares, due, resize
 from ekiden.training.network import Network
 from tests.conftest import Tiny
 from tests.methods.toys import Silo, Table, rounds, weights

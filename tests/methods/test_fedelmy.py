@@ -15,8 +15,8 @@ from ekiden.engine.transport import Transport
 from ekiden.engine.wire import Ref
 from ekiden.engine.worker import Client
 from ekiden.methods import FedELMY, FedSeq, Local
-from ekiden.methods.chain.fedelmy import diversity
-from ekiden.methods.chain.fedelmy.diversity import Measure, Paper, Released, paper_scale, released_divisor
+from ekiden.methods.chain import fedelmy as diversity
+from ekiden.methods.chain.fedelmy import Measure, Paper, Released, paper_scale, released_divisor
 from ekiden.training.weights import Weights
 from tests.conftest import Tiny
 from tests.methods.toys import Quadratic, weights

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training
 from ekiden.engine.evaluation import consensus
-from ekiden.methods.gossip.criticalfl.criticalfl import Squares
+from ekiden.methods.gossip.criticalfl import Squares
 from ekiden.training import fit as fitting
 from ekiden.training.feed import Feed
 from ekiden.training.fit import Bench

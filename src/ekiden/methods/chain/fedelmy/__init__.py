@@ -1,1 +1,0 @@
-"""FedELMY, in a chain and in parallel: its diversity terms."""

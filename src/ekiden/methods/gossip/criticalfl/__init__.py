@@ -1,1 +1,0 @@
-"""CriticalFL, over neighbours and with a server: its critical periods."""
