@@ -37,19 +37,17 @@ method = "fedseq"
 class Job:
     """A job that has ended; what it printed is in a file."""
 
-    job_id, state = "7", "COMPLETED"
+    job_id = "7"
 
     def __init__(self, log: Path) -> None:
         self.paths = SimpleNamespace(stderr=log)
-
-    def done(self) -> bool:
-        return True
 
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """A stand-in for submitit, which executes commands in this process; what it was asked for."""
     asked = list[dict[str, Any]]()
+    answers = iter([{"7"}, None])  # still in the queue; no answer; gone
 
     class Executor:
         def __init__(self, folder: Path, cluster: str) -> None:
@@ -76,7 +74,8 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     monkeypatch.setattr(queue, "submitit", SimpleNamespace(AutoExecutor=Executor))
     monkeypatch.setattr(queue, "require_extra", lambda *needed: None)
-    monkeypatch.setattr(queue, "_POLL", 0.0)
+    monkeypatch.setattr(queue, "_POLL", {"slurm": 0.0})
+    monkeypatch.setattr(queue, "_queued", lambda: next(answers, set()))
     return asked
 
 
@@ -111,7 +110,7 @@ def test_why_a_job_failed_is_its_line(
     monkeypatch.setattr("ekiden.runs.plan.Plan.run", lambda *given, **more: (_ for _ in ()).throw(UserError("no disk")))
     with pytest.raises(UserError, match="2 of 2 runs failed"):
         call(["sweep", "table.toml", "--out", "there", "--on", "slurm"])
-    assert "job 7 ended (COMPLETED): ekiden: no disk; see" in " ".join(capsys.readouterr().out.split())
+    assert "job 7 ended: ekiden: no disk; see" in " ".join(capsys.readouterr().out.split())
     assert len(json.loads(Path("there", "failed.json").read_text())) == 2
 
 

@@ -21,7 +21,8 @@ from ekiden.runs.summary import summarise
 submitit = Lazy("submitit")
 CLUSTERS = {"slurm": "slurm", "local-cluster": "local"}
 """submitit's name for each place; local-cluster: processes of this machine, to try it"""
-_POLL = 2.0  # seconds
+_POLL = {"slurm": 10.0, "local-cluster": 2.0}  # seconds between looks
+_SQUEUE = ("squeue", "--me", "--noheader", "--array", "--format=%i")
 _DAY = 24 * 60
 
 
@@ -81,17 +82,26 @@ def execute(
     waiting = dict(enumerate(sent))
     steps = dict.fromkeys(waiting, -1)
     while waiting:
+        left = _queued() if place == "slurm" else {job.job_id for job in waiting.values() if not job.done()}
         for run, job in list(waiting.items()):
-            ended = job.done()  # before the folder is read, which may still change otherwise
             reached = _step(jobs[run].folder)
             if reached > steps[run]:
                 steps[run] = reached
                 report(Event(run, f"job {job.job_id}", reached, read_config(jobs[run].folder)["steps"]))
-            if ended:
+            if left is not None and job.job_id not in left:
                 del waiting[run]
                 report(RunEnd(run, jobs[run].folder, _error(jobs[run].folder, job)))
         if waiting:
-            time.sleep(_POLL)
+            time.sleep(_POLL[place])
+
+
+def _queued() -> set[str] | None:
+    """Return the ids of the user's jobs in Slurm's queue; None if it does not answer now.
+
+    submitit calls a job done once its process has ended. Slurm may still requeue it, and then it is in the queue.
+    """
+    said = subprocess.run(_SQUEUE, capture_output=True, text=True, check=False)
+    return None if said.returncode else set(said.stdout.split())
 
 
 def settings(given: Sequence[str]) -> dict[str, str | int]:
@@ -121,4 +131,4 @@ def _error(folder: Path, job: Any) -> str:
     log = job.paths.stderr
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()] if log.exists() else []
     why = next((line for line in reversed(lines) if line.startswith("ekiden:")), lines[-1] if lines else "no output")
-    return f"job {job.job_id} ended ({job.state}): {why.strip()}; see {log}"
+    return f"job {job.job_id} ended: {why.strip()}; see {log}"
