@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ekiden import models
 from ekiden.api import as_federation, with_metric
-from ekiden.base.checks import CountOrZero, Fraction, Range, checked, plain
+from ekiden.base.checks import CountOrZero, Fraction, Positive, Range, checked, plain
 from ekiden.base.errors import UserError, counted, unknown
 from ekiden.base.files import is_held, path_of
 from ekiden.base.outside import require_extra
@@ -94,6 +94,7 @@ def evaluate(
     *,
     client: str = "",
     by: str | Sequence[str] = (),
+    at: tuple[Positive, ...] = (),
     calibrate: Literal["platt", "temperature"] | None = None,
     threshold: Fraction | None = None,
     network: ModelSource | None = None,
@@ -108,6 +109,7 @@ def evaluate(
             files.
         client: name of a client whose personal model is measured instead of all models.
         by: as in `Result.evaluate`. Of the run's own data the table is kept in the run folder, and reports show it.
+        at: as in `Result.evaluate`.
         calibrate: of two classes: measure the validation samples instead, fit a recalibration to the counts, and keep
             it in the run folder with a threshold. `load_model`, `predict`, `export` and `card` then use both.
         threshold: with `calibrate`: the threshold of recalibrated probabilities; by default Youden's.
@@ -128,12 +130,12 @@ def evaluate(
         check_same_data(result.config, recipe_of(result.config["recipe"]).method, data, path_of(folder))
     own = data is None or isinstance(data, FederatedData)
     if calibrate:
-        if client or by or not own:
+        if client or by or at or not own:
             raise UserError("calibrate is for the global model and the run's own silos: leave out the rest")
         return _calibrated(result, path, calibrate, threshold, result.data() if data is None else data)
     if threshold is not None:
         raise UserError("threshold is for calibrate: give both, or none")
-    row = result.evaluate(data, client=client, by=by, **columns)
+    row = result.evaluate(data, client=client, by=by, at=at, **columns)
     if own and "subgroups" in row:
         divided.keep(path, row["subgroups"])
     return row

@@ -13,7 +13,7 @@ from tyro.conf import Positional
 
 from ekiden import data as datasets
 from ekiden.base import outside
-from ekiden.base.checks import made, reading
+from ekiden.base.checks import Positive, made, reading
 from ekiden.base.errors import UserError, unknown
 from ekiden.cli.console import console, table_of
 from ekiden.data.kinds import Inputs
@@ -29,9 +29,10 @@ from ekiden.engine.subgroups import check_divisions, divisions
 from ekiden.results import divided
 from ekiden.results.recalibration import Recalibration, model_in
 from ekiden.results.result import inputs_of, task_in
+from ekiden.results.survival import baseline_of
 from ekiden.runs import summary
 from ekiden.runs.plan import Plan, in_memory, judge, stored
-from ekiden.serving.loading import open_run
+from ekiden.serving.loading import load_model, open_run
 
 Place: TypeAlias = Literal["here", "flower"]
 _MOST_NAMED = 20  # classes whose shares are printed
@@ -61,6 +62,9 @@ class EvaluateOptions:
     """columns that divide the test samples into subgroups, with the bounds of numbers: --by sex age:40:65; `domain` is
     the data's domains, `client` the silos. With --on flower: those that the silos' files allow. `ekiden report` shows
     the table, too"""
+    at: tuple[Positive, ...] = ()
+    """of times and events: times at which predicted survival is compared with what was observed, by groups of the
+    prediction, with its Brier score; Cox regression tells its --times only"""
     calibrate: Literal["", "platt", "temperature"] = ""
     """of two classes: fit a recalibration to validation data, by counts, and keep it in the run folder with the
     threshold (--threshold, by default Youden's); `predict`, `export` and `card` then use both"""
@@ -90,6 +94,8 @@ def evaluate(options: EvaluateOptions) -> None:
         raise unknown("client", options.client, config["clients"])
     if options.client and not config.get("on") and not (options.run / "personal").is_dir():
         raise UserError(f"{options.run} has no personal models: leave out --client")
+    if options.client and options.at:
+        raise UserError("--at is for a run's global model: leave out --client")
     if in_memory(config) and options.by:
         raise UserError(f"{options.run} has its data in Python: ekiden.evaluate({str(options.run)!r}, silos, by=...)")
     if in_memory(config) and options.data:
@@ -108,6 +114,8 @@ def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
     test = judge(plan, own, data)
     name = f"personal/{options.client}.safetensors" if options.client else "model.safetensors"
     build = test.own if options.client else test.build
+    if options.at:
+        test = test.at_times(options.at, _hazard(options, test.task))
     model, full = read_model(options.run, name, build), test.task.measures_all or None
     scores = test.scores(model, personal=bool(options.client), full=full)
     headline, everything = test.task.headline, scores.metrics() if test.task.measures_all else {}
@@ -177,6 +185,11 @@ def _planned(
     return plan, own, data
 
 
+def _hazard(options: EvaluateOptions, task: Task) -> tuple[float, ...]:
+    """Return the cumulative hazard of a run's model at the times of --at."""
+    return baseline_of(load_model(options.run).baseline, task).hazard_at(options.at) if options.at else ()
+
+
 def _check_calibrate(task: Task, classes: Sequence[object]) -> None:
     """Refuse to recalibrate what cannot be."""
     if task.kind != "classification" or len(classes) != 2:
@@ -209,6 +222,15 @@ def _show_figures(found: Figures, task: Task, classes: Sequence[object]) -> None
     if found.prevalence and len(classes) == len(found.prevalence) <= _MOST_NAMED:
         shares = (f"{name} {100 * share:.2f} %" for name, share in zip(classes, found.prevalence, strict=True))
         console.print(f"share of test samples: {', '.join(shares)}", soft_wrap=True)
+    for at in found.survival:
+        brier = f"{at.brier:.4f} ({at.interval[0]:.4f} to {at.interval[1]:.4f}), of guessing {at.guess:.4f}"
+        console.print(f"survival at {at.time:g}: Brier score {brier}", soft_wrap=True)
+        table = Table("samples", "predicted %", "observed %", "95 % interval")
+        for row in (*at.groups, at.whole):
+            shown = (f"{100 * value:.1f}" for value in (row.predicted, row.observed, *row.interval))
+            predicted, observed, low, high = shown
+            table.add_row(str(row.samples), predicted, observed, f"{low} to {high}", end_section=row is at.groups[-1])
+        console.print(table)
     if found.thresholds:
         table = Table("threshold", "at", "sensitivity %", "interval", "specificity %", "interval", "PPV %", "NPV %")
         for one in found.thresholds:
@@ -275,8 +297,11 @@ def _on_silos(options: EvaluateOptions) -> None:
         _check_calibrate(task, config["classes"])
     if options.by and options.calibrate:
         raise UserError("--by is for test samples, --calibrate for validation samples: leave out one")
-    by = [one.text() for one in divisions(options.by)]
-    row = silos.evaluate(options.run, options.federation, options.clients, validation=bool(options.calibrate), by=by)
+    if options.at and (options.by or options.calibrate):
+        raise UserError("--at is for test samples, without subgroups: leave out --by and --calibrate")
+    by, at = [one.text() for one in divisions(options.by)], dict(zip(options.at, _hazard(options, task), strict=True))
+    about = (options.run, options.federation, options.clients)
+    row = silos.evaluate(*about, validation=bool(options.calibrate), by=by, at=at)
     if by and "subgroups" in row:
         divided.keep(options.run, row["subgroups"])
     with reading("what silos reported", "the same Ekiden at all parties"):

@@ -408,7 +408,7 @@ def _link(folder: Path) -> dict[str, Any]:
 
 
 def evaluate(
-    run: Path, federation: Path | None, clients: str, *, validation: bool, by: Sequence[str]
+    run: Path, federation: Path | None, clients: str, *, validation: bool, by: Sequence[str], at: Mapping[float, float]
 ) -> dict[str, Any]:
     """Measure the model of a run at silos, on validation or on test samples, and return the row of metrics."""
     plan = stored(run)
@@ -424,7 +424,7 @@ def evaluate(
     plan = replace(plan, clients=names, recipe=recipe)
     out = run / EVALUATIONS / token_hex(8)
     security, public_keys = _superlink_of(plan, link, anywhere=True)
-    if ended := commands.run(plan, link, security, out, public_keys, say, run, validation=validation, by=by):
+    if ended := commands.run(plan, link, security, out, public_keys, say, run, validation=validation, by=by, at=at):
         raise UserError(ended)
     try:
         row: dict[str, Any] = json.loads((out / "metrics.jsonl").read_text(encoding="utf-8"))

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, floor, log10, prod
+from math import ceil, floor, log2, log10, prod
 from typing import NamedTuple
 
 import torch
@@ -32,6 +32,9 @@ _MOST_TABLE = 100  # classes of a confusion matrix
 _MOST_TRAIN = 1000  # classes whose training labels are counted
 GROUPS = 15
 """groups of equal width of the calibration error, as is usual"""
+SHARES = 10
+"""groups of equal width of the predicted survival"""
+_FOLLOWED = 0.05  # of a silo's samples would be followed up to a time without events; with fewer it tells nothing then
 
 
 class Counted(NamedTuple):
@@ -55,11 +58,13 @@ class Care:
         positives: samples of classes, and labels, with fewer samples are left out of what is told by class.
         coarse: whether another party could have made the model, so that it answers to one sample. Then scores in sparse
             bins are moved to their neighbours, and one sample moves a sum by a few steps only.
+        times: between and after which enough samples end, so that survival is told there; None: of all times.
     """
 
     samples: int = 1
     positives: int = 1
     coarse: bool = False
+    times: tuple[float, ...] | None = None
 
 
 EXACT = Care()
@@ -306,12 +311,24 @@ class OfTimes(Counting):
 
     ordered: twice the pairs in order, ties once. comparable: pairs. squares: of what samples are in, Σ ordered²,
     Σ ordered * comparable, Σ comparable², for intervals. With fewer events than `Care.positives` no pairs are told.
+    grouped: for each of the task's times, by groups of equal width of the predicted survival S: samples, Σ S, sums of
+    the weights w of those without and with the event by then, and of w². errors: for each time Σ w(S - o)², with o = 1
+    without the event and 0 with it, and Σ w²(S - o)⁴.
     """
 
     def parts(self) -> Sequence[Counted]:
-        return [Counted("ordered"), Counted("comparable"), Counted("squares", (3,))]
+        pairs = [Counted("ordered"), Counted("comparable"), Counted("squares", (3,))]
+        times = len(self.survival.times)
+        return [*pairs, Counted("grouped", (times, 6, SHARES)), Counted("errors", (times, 2))] if times else pairs
+
+    @property
+    def survival(self) -> Survival:
+        """The task, which has the times."""
+        assert isinstance(self.task, Survival)
+        return self.task
 
     def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
+        told = self._at_times(s, care) if self.survival.times else {}
         ordered, comparable = pairs(s)
         if int(s.y[:, 1].sum()) < care.positives:
             ordered, comparable = torch.zeros_like(ordered), torch.zeros_like(comparable)
@@ -321,8 +338,60 @@ class OfTimes(Counting):
             step = ceil(2 * len(s) / _STEPS)
             rounded = {name: (total / step).round().long() * step for name, total in found.items()}
             steps = torch.tensor([12, 6, 3]) * ceil(len(s) ** 2 / _STEPS)  # its pairs are also in those of others
-            return rounded | {"squares": (squares / steps).round().long() * steps}
-        return found | {"squares": squares}
+            return rounded | {"squares": (squares / steps).round().long() * steps} | told
+        return found | {"squares": squares} | told
+
+    def _at_times(self, s: Scores, care: Care) -> dict[str, Tensor]:
+        """Return what is counted at the task's times; 0 at those that the silo does not tell.
+
+        A sample counts as if it stood for those that were last seen earlier: its weight is 1 / G, with G the share
+        that would be followed so long without events, by Kaplan and Meier of the silo's own samples. So the weights of
+        all samples without the event are n times their Kaplan-Meier estimate.
+
+        Erika Graf et al.: Assessment and comparison of prognostic classification schemes for survival data. Statistics
+        in Medicine 18, 1999.
+        """
+        times = self.survival.times
+        grouped, errors = torch.zeros(len(times), 6, SHARES).long(), torch.zeros(len(times), 2).long()
+        ends, event = s.y[:, 0].double(), s.y[:, 1] > 0
+        for k, (time, hazard) in enumerate(zip(times, self.survival.hazard, strict=True)):
+            if care.times is not None and time not in care.times:
+                continue
+            had = event & (ends <= time)
+            without = ~had & (ends >= time)
+            followed = _followed(ends, event, ends.clamp(max=time))
+            least = float(followed[had | without].min()) if bool((had | without).any()) else 0.0
+            if least < _FOLLOWED:
+                continue
+            w = torch.where(had | without, 1 / followed, 0.0)
+            predicted = torch.exp(-hazard * s.answers[:, 0].double().exp()).nan_to_num(0)
+            group = (predicted * SHARES).long().clamp(0, SHARES - 1)
+            wrong = (predicted - without.double()).square() * w
+            values = [torch.ones_like(w), predicted, w * without, w * had, w.square() * without, w.square() * had]
+            sums = torch.stack([torch.zeros(SHARES).double().index_add(0, group, one) for one in values])
+            found = torch.stack([wrong.sum(), wrong.square().sum()])
+            if care.coarse:
+                sums, most = joined(sums, care.samples, sums[0]), 2.0 ** ceil(-log2(least))  # tells little of `least`
+                bounds = (1.0, most, most, most**2, most**2)
+                sums = torch.stack([sums[0] * FIXED, *map(_stepped, sums[1:], bounds)])
+                found = torch.stack([_stepped(found[0], most), _stepped(found[1], most**2)])
+                grouped[k], errors[k] = sums.round().long(), found
+            else:
+                grouped[k], errors[k] = (sums * FIXED).round().long(), (found * FIXED).round().long()
+        return {"grouped": grouped, "errors": errors}
+
+
+def _followed(ends: Tensor, event: Tensor, times: Tensor) -> Tensor:
+    """Return the share (m,) that would be followed up to the times, if only ends without an event counted.
+
+    Of samples that end at the same time, those with an event end first.
+    """
+    known, place = torch.unique(ends, return_inverse=True)
+    gone = torch.bincount(place, (~event).double(), len(known))
+    deaths = torch.bincount(place, event.double(), len(known))
+    at_risk = (gone + deaths).flip(0).cumsum(0).flip(0) - deaths
+    left = torch.cat([torch.ones(1).double(), torch.where(gone > 0, 1 - gone / at_risk, 1.0).cumprod(0)])
+    return left[torch.searchsorted(known, times)]
 
 
 class OfPlaces(Counting):
@@ -399,15 +468,15 @@ def group_of(p: Tensor) -> Tensor:
     return (p.double() * GROUPS).ceil().long().clamp(1, GROUPS) - 1
 
 
-def joined(rows: Tensor, least: int) -> Tensor:
+def joined(rows: Tensor, least: int, totals: Tensor | None = None) -> Tensor:
     """Return counts (R, bins) in which bins with fewer than `least` samples are joined with their neighbours.
 
     The samples of the joined bins are counted in the bin between the first and the last of them whose number is
     divisible by the largest power of two. It says little about where a single sample is; their median would be the bin
-    of one of them.
+    of one of them. `totals` (bins,) are the samples; by default the sums of the rows.
     """
     found = torch.zeros_like(rows)
-    totals = rows.sum(0)
+    totals = rows.sum(0) if totals is None else totals
     inside: list[int] = []
     cells: list[list[int]] = []
     for place in totals.nonzero().flatten().tolist():

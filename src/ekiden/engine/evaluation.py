@@ -78,6 +78,13 @@ class TestSet:
         """What the labels mean."""
         return self._data.dataset.task
 
+    def at_times(self, times: Sequence[float], hazard: Sequence[float]) -> "TestSet":
+        """Also measure survival at these times, where the model's cumulative hazard of answer 0 is known."""
+        assert isinstance(self.task, Survival)
+        task = replace(self.task, times=tuple(times), hazard=tuple(hazard))
+        dataset = replace(self._data.dataset, task=task)
+        return TestSet(self._worker, replace(self._data, dataset=dataset), self.build.clients, self._evaluate_on)
+
     def scores(
         self, model: Weights, *, personal: bool = False, rows: Tensor | None = None, full: bool | None = None
     ) -> Scores:

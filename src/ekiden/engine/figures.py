@@ -48,6 +48,44 @@ class Threshold:
 
 
 @dataclass(frozen=True)
+class Foretold:
+    """Samples with about the same predicted survival at a time, or all.
+
+    Attributes:
+        samples: how many there are.
+        predicted: mean of the predicted survival.
+        observed: share without the event, if all had been followed so long; see `OfTimes`.
+        interval: of this share, 95 % (Wilson), as if weights were known.
+    """
+
+    samples: int
+    predicted: float
+    observed: float
+    interval: Interval
+
+
+@dataclass(frozen=True)
+class AtTime:
+    """How well the survival is predicted at a time.
+
+    Attributes:
+        time: the time.
+        brier: mean of (predicted survival - o)², where o is 1 without the event and 0 with it.
+        interval: of the Brier score, 95 %, as if weights were known.
+        guess: Brier score of predicting the observed share for everybody.
+        whole: all samples.
+        groups: those with a predicted survival below 10 %, below 20 %, ..., without empty ones.
+    """
+
+    time: float
+    brier: float
+    interval: Interval
+    guess: float
+    whole: Foretold
+    groups: tuple[Foretold, ...]
+
+
+@dataclass(frozen=True)
 class Figures:
     """What follows from counts. Figures that are not defined are absent.
 
@@ -68,6 +106,7 @@ class Figures:
             probability, which has the greatest likelihood; `platt`, and `temperature` with b = 0 (T = 1/a). 1 and 0 if
             probabilities are as they should be.
         confusion: samples (pixels) by label and answer.
+        survival: at the task's times, where silos tell it.
     """
 
     samples: int
@@ -83,6 +122,7 @@ class Figures:
     calibration: tuple[tuple[int, float, float], ...] = ()
     recalibration: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     confusion: tuple[tuple[int, ...], ...] = ()
+    survival: tuple[AtTime, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as plain values, as a file has them, without those that are empty."""
@@ -121,7 +161,7 @@ def figures(counting: Counting, numbers: Tensor, wanted: Wanted | None = None) -
         case OfNumbers():
             found = _of_numbers(n, counting, wanted)
         case OfTimes():
-            found = _of_times(n, wanted)
+            found = _of_times(n, counting, wanted)
         case _:
             found = _of_places(n, wanted)
     per = float(n["places"]) if "places" in n and int(n["exact"]) == samples else samples
@@ -267,16 +307,40 @@ def _of_numbers(n: dict[str, Any], counting: OfNumbers, wanted: Wanted | None) -
     }
 
 
-def _of_times(n: dict[str, Any], wanted: Wanted | None) -> dict[str, Any]:
+def _of_times(n: dict[str, Any], counting: OfTimes, wanted: Wanted | None) -> dict[str, Any]:
     """Return the C-index over pairs inside silos, with the interval of the infinitesimal jackknife."""
+    found: dict[str, Any] = {"values": {}}
+    if "grouped" in n:
+        every = zip(counting.survival.times, n["grouped"] / FIXED, n["errors"] / FIXED, strict=True)
+        found["survival"] = tuple(_at_time(*one) for one in every if one[1][0].any())
     if not n["comparable"]:
-        return {"values": {}}
+        return found
     pairs, value = float(n["comparable"]), min(float(n["ordered"]) / 2 / float(n["comparable"]), 1.0)
     aa, ab, bb = n["squares"]
-    if not wanted:
-        return {"values": {"c_index": value}}
-    reach = _Z * sqrt(max(float(aa / 4 - value * ab + value**2 * bb), 0.0)) / pairs
-    return {"values": {"c_index": value}, "intervals": {"c_index": (max(value - reach, 0.0), min(value + reach, 1.0))}}
+    found["values"] = {"c_index": value}
+    if wanted:
+        reach = _Z * sqrt(max(float(aa / 4 - value * ab + value**2 * bb), 0.0)) / pairs
+        found["intervals"] = {"c_index": (max(value - reach, 0.0), min(value + reach, 1.0))}
+    return found
+
+
+def _at_time(time: float, grouped: "np.ndarray[Any, Any]", errors: "np.ndarray[Any, Any]") -> AtTime:
+    """Return what follows from the counts of one time, (6, SHARES) and (2,); see `OfTimes`."""
+    whole, samples = _foretold(grouped.sum(1)), float(grouped[0].sum())
+    brier = float(errors[0]) / samples
+    error = sqrt(max(float(errors[1]) / samples - brier**2, 0.0) / samples)
+    ends = max(brier - _Z * error, 0.0), brier + _Z * error
+    groups = tuple(_foretold(one) for one in grouped.T if one[0] and one[2] + one[3] > 0)
+    return AtTime(time, brier, ends, whole.observed * (1 - whole.observed), whole, groups)
+
+
+def _foretold(sums: "np.ndarray[Any, Any]") -> Foretold:
+    """Return what follows from the sums (6,) of a group."""
+    samples, predicted, without, had, without2, had2 = map(float, sums)
+    share = without / (without + had)
+    spread = without2 * (1 - share) ** 2 + had2 * share**2  # of the weights' sums, as of a ratio
+    alike = share * (1 - share) * (without + had) ** 2 / spread if spread else (without + had) ** 2 / (without2 + had2)
+    return Foretold(round(samples), predicted / samples, share, wilson(share * alike, alike))
 
 
 def _of_places(n: dict[str, Any], wanted: Wanted | None) -> dict[str, Any]:

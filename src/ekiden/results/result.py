@@ -372,7 +372,15 @@ class Result:
         """
         return float(self.evaluate(self.data().for_tuning())[self.headline])
 
-    def evaluate(self, data: Any = None, *, client: str = "", by: str | Sequence[str] = (), **columns: Any) -> Row:
+    def evaluate(
+        self,
+        data: Any = None,
+        *,
+        client: str = "",
+        by: str | Sequence[str] = (),
+        at: Sequence[float] = (),
+        **columns: Any,
+    ) -> Row:
         """Measure the models on the run's own test data, or on others.
 
         Args:
@@ -382,6 +390,8 @@ class Result:
             client: name of a client whose personal model is measured instead of all models.
             by: columns that divide the test samples into subgroups, as in ["sex", "age:40:65"]: numbers need bounds.
                 "domain" stands for the domains, "client" for the silos.
+            at: of times and events: times at which predicted survival is compared with what was observed, in
+                `figures`.
             **columns: the meaning of a table's or frame's columns, as in `ekiden.load`; by default the meaning in the
                 run, if its folder has that.
 
@@ -395,12 +405,14 @@ class Result:
         """
         silos_by = said_in(self.config).get("reading", {}).get("group_column", "")
         divided = divisions((by,) if isinstance(by, str) else by, silos_by)
-        if divided and (client or self.weights is None):
-            raise UserError("subgroups are for a run's global model: leave out by, or measure another run")
+        if (divided or at) and (client or self.weights is None):
+            raise UserError("by and at are for a run's global model: leave them out, or measure another run")
         silos = self.data() if data is None else _silos(data, self.config, columns)
         test = self.judge(silos)
         if divided:
             check_divisions(divided, silos.dataset)
+        if at:
+            test = test.at_times(at, baseline_of(self.load_model().baseline, test.task).hazard_at(at))
         if not client:
             row = test(self.weights, self.personal, last=True)
             if divided and self.weights is not None:

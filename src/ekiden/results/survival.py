@@ -12,7 +12,7 @@ from ekiden.base.errors import UserError
 from ekiden.data.curves import Numbers, baseline, hazard_counts
 from ekiden.data.tasks import Survival, Task
 
-_HOW = "run glm --family cox with --times, or give rows whose hazard it is (--baseline FILE)"
+_HOW = "run glm --family cox with --times, or predict from rows whose hazard it is (--baseline FILE)"
 
 
 @dataclass(frozen=True)
@@ -67,16 +67,19 @@ class Baseline(Checked):
             raise UserError(f"no row had the event up to {min(times):g}: choose later times")
         return cls(tuple(times), tuple(found.tolist()))
 
-    def survival(self, answers: Tensor, times: Sequence[float]) -> Tensor:
-        """Return the share (n, T) that has not had the event at the times, for samples with these answers (n, 1)."""
+    def hazard_at(self, times: Sequence[float]) -> tuple[float, ...]:
+        """Return the cumulative hazard at some times."""
         if self.mean is not None:
-            hazard = [time / self.mean for time in times]
-        elif lacking := [time for time in times if time not in self.times]:
+            return tuple(time / self.mean for time in times)
+        if lacking := [time for time in times if time not in self.times]:
             known = ", ".join(f"{time:g}" for time in self.times)
             raise UserError(f"survival at {lacking[0]:g} is not known, only at {known}: choose one of these, or {_HOW}")
-        else:
-            hazard = [self.hazard[self.times.index(time)] for time in times]
-        return (-torch.tensor(hazard, dtype=torch.float64) * answers.double().exp()).exp()
+        return tuple(self.hazard[self.times.index(time)] for time in times)
+
+    def survival(self, answers: Tensor, times: Sequence[float]) -> Tensor:
+        """Return the share (n, T) that has not had the event at the times, for samples with these answers (n, 1)."""
+        hazard = torch.tensor(self.hazard_at(times), dtype=torch.float64)
+        return (-hazard * answers.double().exp()).exp()
 
 
 def baseline_of(found: Baseline | None, task: Task) -> Baseline:

@@ -269,7 +269,14 @@ class Survival(ScaledTask):
     the same numbers, (n, 1) float64: the higher, the earlier the event is expected. With s = time / mean time and e the
     event, the loss is half the deviance of a constant hazard, s exp(output) - e output - e (1 + ln s), which is 0 or
     more. `mean` is that of the time.
+
+    Attributes:
+        times: at which a finished model's survival is measured, too; none in training.
+        hazard: the model's cumulative hazard at these times, of a sample for which it gives 0.
     """
+
+    times: tuple[Positive, ...] = ()
+    hazard: tuple[Positive, ...] = ()
 
     kind: ClassVar[str] = "survival"
     offers: ClassVar[frozenset[Need]] = frozenset()
@@ -292,6 +299,10 @@ class Survival(ScaledTask):
         if n and not y[:, 1].any():
             raise UserError(f"{what} has no event among {n} samples: nothing can be learned from it; leave it out")
         return y
+
+    def __post_init__(self) -> None:
+        if len(self.times) != len(self.hazard):
+            raise UserError(f"{len(self.times)} times and {len(self.hazard)} hazards: give one hazard for each time")
 
     def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return self.loss(outputs, y).mean()

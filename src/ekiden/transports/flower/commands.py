@@ -115,6 +115,7 @@ def run(
     *,
     validation: bool = False,
     by: Sequence[str] = (),
+    at: Mapping[float, float] = {},
 ) -> str:
     """Submit a run to the SuperLink and show its output until it ends; Ctrl-C and SIGTERM end it.
 
@@ -144,6 +145,7 @@ def run(
             "measures": str(measures.absolute()) if measures else "",
             "validation": validation,
             "by": ",".join(by),
+            "at": json.dumps(list(at.items())),
         }
         lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
         (app / "run.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -65,7 +65,8 @@ def main(grid: Grid, context: Context) -> None:
         if source:
             folder, validation = Path(str(config["folder"])), bool(config["validation"])
             about = (Path(source), plan.names, nodes, folder, public_keys, say)
-            session.evaluate(*about, validation=validation, by=list(filter(None, str(config["by"]).split(","))))
+            by, at = list(filter(None, str(config["by"]).split(","))), dict(json.loads(str(config["at"])))
+            session.evaluate(*about, validation=validation, by=by, at=at)
             return
         result = session.run(plan, nodes, Path(str(config["folder"])), public_keys, say, link=link)
     except UserError as error:

@@ -24,7 +24,7 @@ from ekiden.base.settings import Hardware
 from ekiden.data.augment import Augment
 from ekiden.data.kinds import of_terms
 from ekiden.data.spelling import ALIKE, Spelling, folded, merging, numbered_from_two, spellings
-from ekiden.data.tasks import Classification, balanced, task_of_terms, terms
+from ekiden.data.tasks import Classification, Survival, balanced, task_of_terms, terms
 from ekiden.data.undecoded import natural
 from ekiden.engine import networks, wire
 from ekiden.engine.counting import counting_of
@@ -534,6 +534,7 @@ def evaluate(
     *,
     validation: bool = False,
     by: Sequence[str] = (),
+    at: Mapping[float, float] = {},
     seconds: float = _PATIENCE,
     poll: float = 1.0,
 ) -> dict[str, Any]:
@@ -548,11 +549,12 @@ def evaluate(
         say: shows a line to the user.
         validation: measure on validation samples, not on test samples.
         by: columns that divide test samples into subgroups.
+        at: times at which survival is measured, with the model's cumulative hazard there.
         seconds: time without a sign of life before a silo counts as missing.
         poll: longest time in seconds between two looks at the post.
     """
     before = made_by(run)
-    agreed, model = terms_for(before, run, clients, public_keys, validation=validation, by=by)
+    agreed, model = terms_for(before, run, clients, public_keys, validation=validation, by=by, at=at)
     patience = Patience(seconds, poll, "stop")
     roll = Roll(nodes, tuple(clients), public_keys, patience, say, agreed.data)
     roll.gather(all_of_them=True)
@@ -593,6 +595,7 @@ def terms_for(
     *,
     validation: bool = False,
     by: Sequence[str] = (),
+    at: Mapping[float, float] = {},
 ) -> tuple[Agreement, Any]:
     """Return the terms for measuring the model of a run, and the model."""
     setup = before.setup(no_samples(before), Hardware(threads=1))
@@ -603,11 +606,14 @@ def terms_for(
         )
     model = read_model(run, "model.safetensors", Built(method, setup.build, len(before.clients)))
     labels = before.labels
-    unweighted = replace(labels, weights=()) if isinstance(labels, Classification) else labels
+    if isinstance(labels, Classification):
+        labels = replace(labels, weights=())  # other silos have other counts of classes
+    if at and isinstance(labels, Survival):
+        labels = replace(labels, times=tuple(at), hazard=tuple(at.values()))
     agreed = replace(
         before,
         run=secrets.token_hex(8),
-        task=terms(unweighted),  # other silos have other counts of classes
+        task=terms(labels),
         recipe=replace(before.recipe, method=among(method, clients)),
         clients=tuple(clients),
         keys=tuple(public_keys[name] for name in clients) if public_keys else (),

@@ -96,6 +96,7 @@ def told(file: SiloFile, terms: Agreement) -> dict[str, str]:
         "what": f"measure the model {terms.measures}, train nothing" if terms.measures else "train",
         "measured on": "validation samples" if terms.validation else "test samples",
         **({"subgroups by": ", ".join(terms.by)} if terms.by else {}),
+        **({"survival at": ", ".join(f"{time:g}" for time in terms.times)} if terms.times else {}),
         "method": f"{terms.method}: {about}",
         "hyperparameters": _pairs(plain(method)),
         "training": _pairs(plain(recipe.training)),

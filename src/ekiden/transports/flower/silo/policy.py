@@ -10,7 +10,7 @@ from torch import nn
 from ekiden.base.errors import UserError
 from ekiden.data.kinds import terms
 from ekiden.data.samples import ClientData
-from ekiden.data.tasks import balanced
+from ekiden.data.tasks import Survival, balanced
 from ekiden.data.tasks import terms as task_terms
 from ekiden.engine import wire
 from ekiden.engine.drive import Outline, TooLong, outline
@@ -69,6 +69,11 @@ def check_terms(file: SiloFile, agreed: Agreement) -> None:
         raise UserError(
             f"the run asks for subgroups by {foreign[0].text()[:80]}, {name} reports "
             f"{', '.join(one.text() for one in allowed) or 'none'} (limits.subgroups in its silo.toml)"
+        )
+    if other := [time for time in agreed.times if time not in limits.times]:
+        raise UserError(
+            f"the run asks for survival at {other[0]:g}, {name} reports it at "
+            f"{', '.join(f'{time:g}' for time in limits.times) or 'no time'} (limits.times in its silo.toml)"
         )
     budget.check(file, agreed)
     if agreed.keys:
@@ -193,6 +198,8 @@ def check_data(file: SiloFile, agreed: Agreement, held: Held) -> None:
     task = replace(dataset.task, metric=agreed.labels.metric)
     if agreed.weighted:
         task = balanced(task, file.class_counts, dataset.classes)
+    if isinstance(task, Survival) and isinstance(agreed.labels, Survival):
+        task = replace(task, times=agreed.times, hazard=agreed.labels.hazard)  # of the model that is measured
     if task_terms(task) != agreed.task:
         raise UserError(
             f"{file.name} holds labels of {dataset.task.kind}, the run is for {agreed.labels.kind}, or has another "

@@ -101,6 +101,9 @@ class Limits(Checked):
     subgroups: tuple[str, ...] = ()
     """columns by whose subgroups `ekiden evaluate --by` may ask, with the bounds of numbers: ["sex", "age:40:65"].
     Samples that agree in all of them, and in their class, are told together or not at all, so list few"""
+    times: tuple[Positive, ...] = ()
+    """of times and events: times, ascending, at which `ekiden evaluate --at` may compare predicted survival with what
+    was observed. Those between which fewer than `min_positives` test samples end are left out, so list few"""
     approve: bool = False
     """a run begins only after `ekiden silo approve` has agreed to its plan, or if [allow.METHOD] has its method"""
     own_figures: bool = False
@@ -116,6 +119,8 @@ class Limits(Checked):
 
     def __post_init__(self) -> None:
         divisions(self.subgroups)
+        if list(self.times) != sorted(set(self.times)):
+            raise UserError(f"times = {list(self.times)}: write them in ascending order, such as [365, 730]")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 from ekiden.base.errors import UserError
 from ekiden.base.files import Damaged, marked, verified, write
 from ekiden.base.modular import Masked
+from ekiden.data.curves import Followed
 from ekiden.data.samples import Subset
 from ekiden.data.tasks import Scores
 from ekiden.engine import subgroups, wire
@@ -416,7 +417,8 @@ def _measure(run: Agreed, models: list[Weights], ask: Ask, *, once: bool) -> Sil
         bench.network.load(model)
         answers.append(fitting.evaluate(bench, samples, full=counting.full))
     limits = run.file.limits
-    care = Care(limits.min_samples, limits.min_positives, coarse=not once)
+    times = Followed.of(samples.y.numpy(), limits.times, limits.min_positives).times if run.terms.times else None
+    care = Care(limits.min_samples, limits.min_positives, coarse=not once, times=times)
     personal = len(models) > ask.results
     mine = ask.results + clients.index(run.file.name) if personal and run.file.name in clients else 0
     groups = _divided(run, counting, answers[0], samples, care) if run.terms.by else None

@@ -21,7 +21,7 @@ from ekiden.data.augment import Augment
 from ekiden.data.kinds import of_terms
 from ekiden.data.samples import Dataset, Samples
 from ekiden.data.spelling import Spelling
-from ekiden.data.tasks import Task, task_of_terms
+from ekiden.data.tasks import Survival, Task, task_of_terms
 from ekiden.engine.folder import code_version
 from ekiden.engine.method import Method
 from ekiden.engine.networks import NamedNetwork, Prepared, of_method
@@ -199,6 +199,12 @@ class Agreement:
         inputs = of_terms(self.inputs)
         return {one.column: one.names(inputs) for one in divisions(self.by)}
 
+    @property
+    def times(self) -> tuple[float, ...]:
+        """Return the times at which silos tell survival."""
+        labels = self.labels
+        return labels.times if isinstance(labels, Survival) else ()
+
     def check_masks(self) -> None:
         """Refuse a run that promises masks (`--secure`, `--dp honest=h`) and has no keys for them."""
         method = self.recipe.method
@@ -268,6 +274,8 @@ def parse(text: str) -> Agreement:
         check_task(agreement.labels)
         if not agreement.measures or agreement.validation:
             raise UserError("the terms of the run cannot be read: subgroups are for finished models and test samples")
+    if agreement.times and (not agreement.measures or agreement.validation or agreement.by):
+        raise UserError("the terms of the run cannot be read: times are for finished models, test samples, no subgroups")
     clients, keys = agreement.clients, agreement.keys
     named = len(set(clients)) == len(clients) and all(map(_CLIENT.fullmatch, clients))
     proved = len(keys) == len(clients) if keys else not agreement.sealed
