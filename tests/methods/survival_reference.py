@@ -44,11 +44,11 @@ def _reference() -> dict[str, Any]:
     import pandas as pd  # type: ignore[import-untyped,unused-ignore]
     from lifelines import CoxPHFitter, KaplanMeierFitter  # type: ignore[import-not-found,unused-ignore]
     from lifelines.statistics import multivariate_logrank_test  # type: ignore[import-not-found,unused-ignore]
-    from sksurv.metrics import brier_score  # type: ignore[import-not-found,unused-ignore]
     from lifelines.utils import (  # type: ignore[import-not-found,unused-ignore]
         concordance_index,
         qth_survival_times,
     )
+    from sksurv.metrics import brier_score  # type: ignore[import-not-found,unused-ignore]
 
     table = pd.DataFrame(cohort())
     silo = np.arange(len(table)) >= CUT

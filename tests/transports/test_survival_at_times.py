@@ -77,8 +77,8 @@ def test_silos_compare_predicted_survival_with_what_they_observed(study: tuple[N
     ("times", "more", "said"),
     [
         ((365.0,), {}, r"survival at 365, client-0 reports it at 200, 220, 500 \(limits.times in its silo.toml\)"),
-        pytest.param((200.0,), {"validation": True}, "times are for finished models, test", marks=pytest.mark.slow),
-        pytest.param((200.0,), {"by": ["sex"]}, "test samples, no subgroups", marks=pytest.mark.slow),
+        pytest.param((200.0,), {"validation": True}, "times are for finished models", marks=pytest.mark.slow),
+        pytest.param((200.0,), {"by": ["sex"]}, "and not for subgroups", marks=pytest.mark.slow),
     ],
 )
 def test_silos_tell_survival_only_at_the_times_in_their_files(

@@ -275,7 +275,7 @@ def parse(text: str) -> Agreement:
         if not agreement.measures or agreement.validation:
             raise UserError("the terms of the run cannot be read: subgroups are for finished models and test samples")
     if agreement.times and (not agreement.measures or agreement.validation or agreement.by):
-        raise UserError("the terms of the run cannot be read: times are for finished models, test samples, no subgroups")
+        raise UserError("the terms of the run cannot be read: times are for finished models, and not for subgroups")
     clients, keys = agreement.clients, agreement.keys
     named = len(set(clients)) == len(clients) and all(map(_CLIENT.fullmatch, clients))
     proved = len(keys) == len(clients) if keys else not agreement.sealed
