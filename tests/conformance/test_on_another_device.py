@@ -357,15 +357,11 @@ OPTIONS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "pictures"),
     [
-        pytest.param(
-            method,
-            pictures,
-            marks=[pytest.mark.slow] if pictures or isinstance(method, SPFL) else [],
-            id=f"{method.title()}-{'pictures' if pictures else 'numbers'}",
-        )
+        pytest.param(method, pictures, id=f"{method.title()}-{'pictures' if pictures else 'numbers'}")
         for method in OPTIONS
         for pictures in (False, True)
     ],

@@ -76,6 +76,7 @@ def test_cifar100(real: Real) -> None:
     assert dataset.test.y.bincount().tolist() == [100] * 100
 
 
+@pytest.mark.slow
 def test_pacs(real: Real) -> None:
     dataset = real("pacs")
     assert dataset.classes == ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
@@ -107,6 +108,7 @@ def test_tiny_imagenet20(real: Real) -> None:
     assert int(grey.sum()) >= 153
 
 
+@pytest.mark.slow
 def test_the_clients_of_the_papers(real: Real) -> None:
     fed = split(real("pacs"), Domains(), seed=0)
     assert [c.name for c in fed.clients] == ["photo", "art_painting", "cartoon", "sketch"]

@@ -152,7 +152,7 @@ def publish(drawing: Drawing, folder: Path) -> tuple[str, str]:
     """Write a drawing as PNG, SVG and CSV into `folder`; return for the page its SVG, and its numbers as an address."""
     text = io.StringIO()
     drawing.figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    drawing.figure.set_layout_engine("none")  # keep the layout of the SVG
+    drawing.figure.set_layout_engine(None)  # keep the layout of the SVG, without another draw to find it
     drawing.figure.savefig(folder / "figures" / f"{drawing.name}.png", format="png", dpi=160, metadata={})
     svg = text.getvalue()
     (folder / "figures" / f"{drawing.name}.svg").write_text(svg, encoding="utf-8")
