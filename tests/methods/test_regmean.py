@@ -12,7 +12,7 @@ from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.engine.method import Size
 from ekiden.methods import Average, RegMean
 from ekiden.methods.one_shot.blocks.curvature import half, moments
-from ekiden.methods.one_shot.regmean import WithGrams, shrunk, solved
+from ekiden.methods.one_shot.regmean import WithGrams, active, shrunk, solved
 from ekiden.training.network import Network
 from tests.conftest import Tiny
 from tests.methods.merging import TwoLayers, layout, matrix, models, semidefinite, trained
@@ -49,7 +49,8 @@ def test_a_linear_model_is_the_pooled_least_squares_solution() -> None:
 @pytest.mark.parametrize("alpha", [0.0, 0.9, 1.0])
 def test_each_layer_against_an_explicit_inverse(alpha: float) -> None:
     n, grams = [3, 5, 4], [[semidefinite(size, 10 * k + size) for size in SIZES] for k in range(3)]
-    sent = [WithGrams(trained(m, n[k]), [half(g) for g in grams[k]]) for k, m in enumerate(models(3))]
+    told = half if alpha else torch.diagonal
+    sent = [WithGrams(trained(m, n[k]), [told(g) for g in grams[k]]) for k, m in enumerate(models(3))]
     found = RegMean(alpha=alpha).merge(sent, layout())
     for i in range(2):
         left, right = np.zeros((SIZES[i], SIZES[i])), np.zeros((SIZES[i], 2))
@@ -126,7 +127,39 @@ def test_bytes(blobs: FederatedData) -> None:
     network = Network(TwoLayersOfFour())
     model = 4 * (len(network.params) + len(network.buffers)) + 8
     assert result.bytes == 4 * (model + 4 * (15 + 3) + 8) == method.cost(4, Size.of(network))
+    twice = run(RegMean(epochs=1, rounds=2, alpha=0.0), blobs, TwoLayersOfFour, **SETTINGS)
+    assert (
+        twice.bytes == 4 * (3 * model + 2 * (4 * (5 + 2) + 8)) == RegMean(rounds=2, alpha=0).cost(4, Size.of(network))
+    )
     assert RegMean(weighting="uniform").cost(1, Size.of(Network(Convolved()))) == 4 * (30 + 26) + 4 * (55 + 91)
+
+
+def test_factors_of_adapters_rest_in_turn() -> None:
+    """LoRM: in the first round A rests and B reads 2 numbers; in the second A reads 4. The head has d = 3."""
+    module = Adapted()
+    network = Network(module)
+    names = [[layer.name[:6] for layer in active(network.layout, round)] for round in range(3)]
+    assert names == [["lora_B", "head"], ["lora_A", "head"], ["lora_B", "head"]]
+    model = 4 * len(network.params)
+    assert RegMean(weighting="uniform").cost(1, Size.of(network)) == model + 4 * (3 + 6)
+    assert RegMean(weighting="uniform", rounds=2).cost(1, Size.of(network)) == 3 * model + 4 * (3 + 6 + 10 + 6)
+    with pytest.raises(UserError, match="another factor A"):
+        RegMean(init="different").check_network(Size.of(network, (4,)))
+    with pytest.raises(UserError, match="for one round"):
+        RegMean(init="different", rounds=2)
+
+
+class Adapted(nn.Module):
+    """Adapters of rank 2, named as by peft, and a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(4, 2, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(2, 2, bias=False)})
+        self.head = nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lora_B["default"](self.lora_A["default"](x)))  # type: ignore[no-any-return]
 
 
 class TwoLayersOfFour(TwoLayers):

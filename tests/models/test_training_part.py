@@ -99,7 +99,13 @@ def test_the_mean_of_second_factors_is_the_mean_of_products_and_that_of_both_fac
 
 
 @pytest.mark.parametrize(
-    ("method", "allowed"), [pytest.param("fedseq", True, marks=pytest.mark.slow), ("fedavg", False), ("fedelmy", False)]
+    ("method", "allowed"),
+    [
+        pytest.param("fedseq", True, marks=pytest.mark.slow),
+        pytest.param("regmean", True, marks=pytest.mark.slow),
+        ("fedavg", False),
+        ("fedelmy", False),
+    ],
 )
 def test_both_factors_are_trained_only_where_nothing_is_averaged(
     method: str, allowed: bool, few: FederatedData

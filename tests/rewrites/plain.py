@@ -112,8 +112,10 @@ def module(w: Vector = START) -> nn.Module:
     return network
 
 
-def library(method: Method, silos: FederatedData | None = None, **training: Any) -> Result:
-    """Return the library's run from START with plain SGD and batches of six, or as `training` says."""
+def library(
+    method: Method, silos: FederatedData | None = None, network: nn.Module | None = None, **training: Any
+) -> Result:
+    """Return the library's run from START with plain SGD and batches of six, or as the arguments say."""
     chosen: dict[str, Any] = {
         "optimizer": "sgd",
         "lr": LR,
@@ -122,7 +124,9 @@ def library(method: Method, silos: FederatedData | None = None, **training: Any)
         "select": "last",
     } | training
     hardware = Hardware(threads=1)
-    return run(method, silos or data(), module(), training=Training(**chosen), hardware=hardware, evaluate_every=0)
+    return run(
+        method, silos or data(), network or module(), training=Training(**chosen), hardware=hardware, evaluate_every=0
+    )
 
 
 def agrees(result: Result, expected: Vector, tolerance: float = 1e-5) -> None:

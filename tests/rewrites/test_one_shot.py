@@ -12,10 +12,15 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from ekiden.methods import Average, Ensemble, FedFisher, FedLPA, FisherMerging, MAEcho, OTFusion, RegMean
+from ekiden.models import SplitNetwork
 from tests.rewrites.plain import (
     CLASSES,
+    HEAD,
+    HIDDEN,
+    INPUTS,
     LR,
     SILOS,
     SIZES,
@@ -146,6 +151,57 @@ def test_regmean() -> None:
         right = np.sum([grams[i] @ matrices(TRAINED[i])[layer] for i in ALL], axis=0)
         merged.append(np.linalg.solve(np.sum(grams, axis=0), right))
     agrees(library(RegMean(epochs=EPOCHS, alpha=alpha)), vector(*merged))
+
+
+class Adapted(nn.Module):
+    """tanh(W1 x + b1 + 2·B·A x), of which A (2, inputs) and B (hidden, 2) are trained, named as by peft."""
+
+    def __init__(self, a: Vector) -> None:
+        super().__init__()
+        w1, b1, _, _ = layers(START)
+        self.base = nn.Linear(INPUTS, HIDDEN).requires_grad_(False)
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(INPUTS, len(a), bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(len(a), HIDDEN, bias=False)})
+        values = flat(w1, b1, a, np.zeros((len(w1), len(a))))
+        nn.utils.vector_to_parameters(torch.tensor(values, dtype=torch.float32), self.parameters())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the classifier's inputs."""
+        return torch.tanh(self.base(x) + 2 * self.lora_B["default"](self.lora_A["default"](x)))
+
+
+def test_lorm() -> None:
+    """Salami et al. 2025: B = Σ B_k A G_k Aᵀ (A Σ G_k Aᵀ)⁻¹ or A = Σ A_k G_k (Σ G_k)⁻¹ in turn; the head by RegMean."""
+    w1, b1, w2, b2 = layers(START)
+    first = np.random.default_rng(6).normal(size=(2, INPUTS)).astype(np.float32).astype(np.float64)
+    a, b, grams = first, np.zeros((HIDDEN, 2)), [x.T @ x for x, _ in SILOS]
+    for turn in "BAB":
+        sent, read = [], []
+        for i, (x, y) in enumerate(SILOS):
+            own, ours, v, c = a, b, w2, b2
+            for _ in range(EPOCHS * STEPS[i]):
+                g1, _, g2, g3 = layers(gradient(flat(w1 + 2 * ours @ own, b1, v, c), i))
+                if turn == "A":
+                    own = own - LR * 2 * ours.T @ g1
+                else:
+                    ours = ours - LR * 2 * g1 @ own.T
+                v, c = v - LR * g2, c - LR * g3
+            sent.append((own, ours, np.column_stack([v, c])))
+            read.append(np.column_stack([hidden(flat(w1 + 2 * ours @ own, b1, v, c), x), np.ones(len(y))]))
+        if turn == "A":
+            a = sum(s[0] @ g for s, g in zip(sent, grams, strict=True)) @ np.linalg.inv(sum(grams))
+        else:
+            right = sum(s[1] @ a @ g @ a.T for s, g in zip(sent, grams, strict=True))
+            b = right @ np.linalg.inv(a @ sum(grams) @ a.T)
+        head = sum(s[2] @ r.T @ r for s, r in zip(sent, read, strict=True))
+        head = head @ np.linalg.inv(sum(r.T @ r for r in read))
+        w2, b2 = head[:, :-1], head[:, -1]
+    network = SplitNetwork(Adapted(first), nn.Linear(HIDDEN, CLASSES))
+    nn.utils.vector_to_parameters(torch.tensor(START[HEAD:], dtype=torch.float32), network.head.parameters())
+    found = library(RegMean(epochs=EPOCHS, rounds=3, alpha=1), network=network).weights
+    assert found is not None
+    assert min(np.abs(a - first).max(), np.abs(b).max()) > 0.02, "nothing was learned"
+    np.testing.assert_allclose(found.params.double().numpy(), flat(a, b, w2, b2), rtol=0, atol=1e-5)
 
 
 def test_fisher_merging() -> None:

@@ -10,6 +10,8 @@ from torch import nn
 
 from ekiden.base.errors import UserError
 
+FIRST, SECOND = "lora_A.default", "lora_B.default"
+"""How the names of layers that hold A and B end."""
 _FORMS = "all, head, last:K, or lora:r=8,alpha=16,targets=a+b,factors=b"
 
 
@@ -151,8 +153,8 @@ def _adapt(module: nn.Module, head: nn.Module, part: Adapters) -> None:
         raise UserError(f"--train lora: {str(error).splitlines()[0]}") from None
     module.requires_grad_(False)
     for name, inner in module.named_modules():
-        if name.endswith((".lora_A.default", ".lora_B.default")):
-            first = name.endswith(".lora_A.default")
+        if name.endswith((FIRST, SECOND)):
+            first = name.endswith(FIRST)
             inner.requires_grad_(part.both or not first)
             if not first:  # a network with new values also begins without a difference
                 inner.__dict__["reset_parameters"] = MethodType(_zero, inner)

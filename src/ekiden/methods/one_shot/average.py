@@ -99,7 +99,10 @@ class Average(OneShot):
     @on_client
     def train(self, client: Client, model: Weights) -> Trained:
         """Train on the plain loss."""
-        model = client.fit(model if self.init == "same" else client.fresh(), epochs=self.epochs)
+        return self.counted(client, client.fit(model if self.init == "same" else client.fresh(), epochs=self.epochs))
+
+    def counted(self, client: Client, model: Weights) -> Trained:
+        """Return a trained model with the numbers of samples that its average needs."""
         if self.combine_heads != "mean":
             return Trained(model, client.class_counts())
         return Trained(model, torch.tensor([client.n] if self.weighting == "samples" else [], dtype=torch.int64))

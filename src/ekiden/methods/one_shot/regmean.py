@@ -7,11 +7,13 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.authoring import INITIAL, Client, Count, Fed, Range, Size, State, Weights, on_client
+from ekiden.authoring import Client, Count, Fed, Range, Size, State, Traits, UserError, Weights, on_client
 from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
 from ekiden.methods.one_shot.average import Average
 from ekiden.methods.one_shot.blocks.curvature import half, length, moments, note_averaged, refuse, shares, whole
-from ekiden.training.weights import Layout
+from ekiden.models.training_part import FIRST, SECOND
+from ekiden.training.network import Network
+from ekiden.training.weights import Layer, Layout
 
 _UNSEEN = 1e-6
 """relative eigenvalue of the scaled Gram matrix below which a direction is rounding error"""
@@ -22,7 +24,8 @@ class WithGrams(NamedTuple):
 
     Attributes:
         trained: its model, and n_k if the average needs it.
-        grams: the lower half of G = XᵀX of each linear and convolutional layer, a mean over samples.
+        grams: the lower half of G = XᵀX of each linear and convolutional layer that was trained, a mean over samples;
+            only its diagonal if α = 0.
     """
 
     trained: Trained
@@ -43,10 +46,21 @@ class RegMean(OneShot):
     inputs stay at the average of the models instead of zero (pseudo-inverse) or a singular system. Normalisation layers
     and all others are averaged. Local training ends with the epoch that --select names, by default the best on
     validation data.
+
+    With adapters B·A of which both factors are trained (`--train lora:factors=both`) and several rounds it is LoRM:
+    Riccardo Salami, Pietro Buzzega, Matteo Mosconi, Jacopo Bonato, Luigi Sabetta, Simone Calderara: Closed-Form
+    Merging of Parameter-Efficient Modules for Federated Continual Learning. ICLR 2025.
+    https://arxiv.org/abs/2410.17961. All clients train B in rounds 1, 3, ... and A in the others, so that both have
+    solutions: B = Σ B_k A G_k Aᵀ (A Σ G_k Aᵀ)⁻¹ and A = Σ A_k G_k (Σ G_k)⁻¹. Departures: a sequence of tasks is left
+    out; B's matrix A G_k Aᵀ travels instead of G_k.
     """
 
+    traits = Traits(averages=False)  # of two factors it merges one at a time
+
     epochs: Count = 200
-    """E, epochs at each client"""
+    """E, epochs at each client in each round"""
+    rounds: Count = 1
+    """T, rounds of training and merging"""
     alpha: Annotated[float, Range(least=0, most=1)] = 0.9
     """α, factor of the off-diagonal entries of G_k; 0 gives a weighted average, 1 plain least squares"""
     weighting: Literal["uniform", "samples"] = "samples"
@@ -54,50 +68,109 @@ class RegMean(OneShot):
     init: Init = "same"
     """initial models: the same for all clients, or a different one for each"""
 
+    def __post_init__(self) -> None:
+        """Refuse clients with initial models of their own, if later rounds begin with the merged one."""
+        if self.rounds > 1 and self.init != "same":
+            raise UserError("--init=different is for one round: leave it out, or --rounds")
+
     def check_network(self, model: Size) -> None:
-        """Refuse a network if the inputs of a linear or convolutional layer cannot be measured."""
+        """Refuse a network if the inputs of a layer cannot be measured, or if the resting factor differs."""
         refuse(model.network, model.shape, model.layout.dense)
+        if self.init != "same" and resting(model.layout, 0):
+            raise UserError("--init=different draws another factor A at each client: leave it out")
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """Yield one state: train and measure at all clients, merge."""
-        if s.step == 0:
-            note_averaged("RegMean", fed.layout)
-            sent = fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])
-            s = s.next(model=self.merge(sent, fed.layout))
+        """Yield the state after each round: train and measure at all clients, merge."""
+        while s.step < self.rounds:
+            if s.step == 0:
+                note_averaged("RegMean", fed.layout)
+            sent = fed.get([fed.call(self.train, k, s.model, s.step) for k in fed.clients])
+            s = s.next(model=self.merge(sent, fed.layout, s.step))
             yield s
 
     @on_client
-    def train(self, client: Client, model: Weights) -> WithGrams:
+    def train(self, client: Client, model: Weights, round: int) -> WithGrams:
         """Train on the plain loss, then make one forward pass for the Gram matrices."""
-        trained = self.average.train(client, model)
-        found = moments(client.network(trained.model), client.layout.dense, client.batches())
-        return WithGrams(trained, [half(gram) for gram in found])
+        if rests := resting(client.layout, round):
+            trained = self.average.counted(client, fitted_without(client, model, rests, self.epochs))
+        else:
+            trained = self.average.train(client, model)
+        found = moments(client.network(trained.model), active(client.layout, round), client.batches())
+        return WithGrams(trained, [half(gram) if self.alpha else gram.diagonal().float() for gram in found])
 
-    def merge(self, sent: Sequence[WithGrams], layout: Layout) -> Weights:
-        """Return W = M + (Σ p_k G_k)⁻¹ Σ p_k G_k (W_k - M) for each layer, M being the average."""
+    def merge(self, sent: Sequence[WithGrams], layout: Layout, round: int = 0) -> Weights:
+        """Return W = M + (Σ p_k G_k)⁻¹ Σ p_k G_k (W_k - M) for each layer of the round, M being the average."""
         models = [s.trained for s in sent]
         mean = self.average.aggregate(models, layout)
         params = mean.params.clone()
-        for i, layer in enumerate(layout.dense):
+        for i, layer in enumerate(active(layout, round)):
             centre = layer.matrix(mean.params).double()
             total, pull = torch.zeros(layer.inputs, layer.inputs, dtype=torch.float64), torch.zeros_like(centre)
             for s, p in zip(sent, shares(models), strict=True):
-                gram = p * shrunk(whole(s.grams[i], layer.inputs), self.alpha)
+                gram = p * self.gram(s.grams[i], layer.inputs)
                 total += gram
                 pull += (layer.matrix(s.trained.model.params) - centre) @ gram
             # from M instead of 0, so that what no client's inputs show stays at the average
             layer.put(params, (centre + solved(total, pull)).float())
         return mean.with_params(params)
 
+    def gram(self, told: Tensor, size: int) -> Tensor:
+        """Return G (size, size) float64 with α, from what a client told."""
+        if self.alpha:
+            return shrunk(whole(told, size), self.alpha)
+        if told.shape != (size,):
+            raise UserError(
+                f"{len(told)} numbers do not fit a diagonal of {size}: use the same network at every client"
+            )
+        return told.double().diag()
+
     @property
     def average(self) -> Average:
         """The local training, and the average of all other layers."""
         return Average(epochs=self.epochs, weighting=self.weighting, init=self.init)
 
+    def steps(self, clients: int) -> int:
+        """Return the number of rounds."""
+        return self.rounds
+
     def cost(self, clients: int, model: Size) -> int:
-        """N·(M + 4·Σ d(d + 1)/2), d inputs of each layer, its bias counting as one; and 8·N for n_k."""
-        numbers = sum(length(layer.inputs) for layer in model.layout.dense)
-        return self.average.cost(clients, model) + clients * 4 * numbers
+        """(2T - 1)·N·M, 4·N·Σ d(d + 1)/2 (d if α = 0) a round, d inputs of a layer and its bias; and 8·T·N for n_k."""
+        numbers = 0
+        for round in range(self.rounds):
+            sizes = [layer.inputs for layer in active(model.layout, round)]
+            numbers += sum(length(d) if self.alpha else d for d in sizes)
+        up = self.rounds * self.average.cost(clients, model) + clients * 4 * numbers
+        return up + (self.rounds - 1) * clients * model
+
+
+def resting(layout: Layout, round: int) -> tuple[Layer, ...]:
+    """Return the factor of adapters that is not trained in a round, if both can be: A in the first, then B, and so on.
+
+    Args:
+        layout: of a network.
+        round: from 0 on.
+    """
+    first, second = (tuple(layer for layer in layout.layers if layer.name.endswith(end)) for end in (FIRST, SECOND))
+    return () if not (first and second) else second if round % 2 else first
+
+
+def active(layout: Layout, round: int) -> tuple[Layer, ...]:
+    """Return the layers that are merged in a round."""
+    rests = resting(layout, round)
+    return tuple(layer for layer in layout.dense if layer not in rests)
+
+
+def fitted_without(client: Client, model: Weights, rests: Sequence[Layer], epochs: int) -> Weights:
+    """Train everything but these layers."""
+    module, still = client.network(model), {part.name for layer in rests for part in layer.params}
+    for part in client.layout.params:
+        module.get_parameter(part.name).requires_grad_(part.name not in still)
+    device = model.params.device
+    network = Network(module, device)
+    network.load(client.fit(network.weights(), epochs=epochs, network=network))
+    for part in client.layout.params:
+        module.get_parameter(part.name).requires_grad_(True)
+    return Network(module, device).weights()
 
 
 def shrunk(gram: Tensor, alpha: float) -> Tensor:
