@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ekiden.methods import Average, Ensemble, FedFisher, FedLPA, FisherMerging, MAEcho, OTFusion, RegMean
+from ekiden.engine.networks import builder
+from ekiden.methods import FAFI, Average, Ensemble, FedFisher, FedLPA, FisherMerging, MAEcho, OTFusion, RegMean
 from ekiden.models import SplitNetwork
 from tests.rewrites.plain import (
     CLASSES,
@@ -29,12 +30,14 @@ from tests.rewrites.plain import (
     Vector,
     agrees,
     backward,
+    data,
     flat,
     gradient,
     hidden,
     layers,
     library,
     logits,
+    module,
     softmax,
 )
 
@@ -202,6 +205,43 @@ def test_lorm() -> None:
     assert found is not None
     assert min(np.abs(a - first).max(), np.abs(b).max()) > 0.02, "nothing was learned"
     np.testing.assert_allclose(found.params.double().numpy(), flat(a, b, w2, b2), rtol=0, atol=1e-5)
+
+
+def fafi_loss(w: Vector, i: int) -> float:
+    """Return silo i's loss: two equal views of each sample, features of length 1 and a prototype for each class."""
+    x, y = SILOS[i]
+    x, y = np.tile(x, (2, 1)), np.tile(y, 2)
+    prototypes = w[HEAD:].reshape(CLASSES, HIDDEN)
+    z = hidden(np.append(w, np.zeros(CLASSES)), x)
+    z = z / np.linalg.norm(z, axis=1, keepdims=True)
+    alike, contrast = z @ z.T / 0.5, 0.0
+    for one in range(len(y)):
+        others = np.arange(len(y)) != one
+        total = np.log(np.exp(alike[one, others]).sum())
+        contrast += (total - alike[one, others & (y == y[one])]).mean() / len(y)
+    proper = -np.log(softmax(z @ prototypes.T)[np.arange(len(y)), y]).mean()
+    apart = -np.log(np.diag(softmax(prototypes @ prototypes.T))).mean()
+    return float(2 * proper + 0.7 * contrast + 0.4 * apart)
+
+
+def test_fafi() -> None:
+    """Zeng et al. 2025: 2 CE(P z, y) + μ SupCon(z) + ν CE(P Pᵀ); then Σ p_k z_k against the mean prototypes."""
+    method = FAFI(epochs=2, temperature=0.5, mu=0.7, nu=0.4, noise=0.0)
+    first = nn.utils.parameters_to_vector(builder(module(), data(), 0, method)().parameters()).detach().double().numpy()
+    sent, lr = [], 0.1
+    for i in ALL:
+        w = first
+        for _ in range(2 * STEPS[i]):
+            steps = 1e-5 * np.eye(len(w))
+            w = w - lr * np.array([(fafi_loss(w + s, i) - fafi_loss(w - s, i)) / 2e-5 for s in steps])
+        sent.append(w)
+    assert np.abs(sent[0] - first).max() > 0.02, "nothing was learned"
+    x = np.concatenate([x for x, _ in SILOS])
+    z = SHARES @ np.stack([hidden(np.append(w, np.zeros(CLASSES)), x) for w in sent]).swapaxes(0, 1)
+    mean = np.mean([w[HEAD:].reshape(CLASSES, HIDDEN) for w in sent], axis=0)
+    expected = z / np.linalg.norm(z, axis=1, keepdims=True) @ mean.T
+    found = library(method, lr=lr).model(torch.tensor(x, dtype=torch.float32)).detach().double().numpy()
+    np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
 def test_fisher_merging() -> None:

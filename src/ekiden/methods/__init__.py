@@ -32,6 +32,7 @@ from ekiden.methods.one_shot.co_boosting import CoBoosting
 from ekiden.methods.one_shot.deepafl import DeepAFL
 from ekiden.methods.one_shot.dense import DENSE
 from ekiden.methods.one_shot.ensemble import Ensemble
+from ekiden.methods.one_shot.fafi import FAFI
 from ekiden.methods.one_shot.fedfisher import FedFisher
 from ekiden.methods.one_shot.fedlpa import FedLPA
 from ekiden.methods.one_shot.fedma import FedMA
@@ -68,7 +69,7 @@ SORTS: dict[str, tuple[type[Method], ...]] = {
     "regression and trees: of pooled data, from sums that clients hand on": (GLM, Trees),
     "one round: each client trains once, the server combines": (
         *(FedELMYParallel, Average, Ensemble, OTFusion, PFNM, FedMA, MAEcho, FisherMerging, RegMean, FedFisher, FedLPA),
-        *(DENSE, CoBoosting, FedOV, FedPFT, FuseFL, DeepAFL, FENS),
+        *(DENSE, CoBoosting, FedOV, FAFI, FedPFT, FuseFL, DeepAFL, FENS),
     ),
     "rounds of parallel training": (
         *(SPFL, FedAvg, FedProx, SCAFFOLD, FedNova, FedDyn, FedDC, MOON, FedDisco, CriticalFLServer),
@@ -189,6 +190,7 @@ def _plain(kind: type[Method]) -> Method | None:
 
 __all__ = [
     "DENSE",
+    "FAFI",
     "FENS",
     "GLM",
     "LAP",
