@@ -14,7 +14,7 @@ from PIL import Image
 import ekiden
 from ekiden.base.errors import DataWarning, UserError
 from ekiden.data import Samples, from_tensors
-from ekiden.data.doubts import fingerprints
+from ekiden.data.copies import fingerprints
 from ekiden.data.kinds.tables import Table
 
 Rows = dict[str, Any]

@@ -14,7 +14,7 @@ import ekiden
 from ekiden.base.errors import UserError
 from ekiden.data import load
 from ekiden.data.cells import garbled
-from ekiden.data.doubts import rows_of_several
+from ekiden.data.copies import rows_of_several
 from ekiden.data.moments import ColumnMoments
 from ekiden.data.units import compare_units
 from tests.data.test_silent import rows as drawn
@@ -169,7 +169,10 @@ def test_empty_texts_are_counted_and_a_silo_without_words_is_named() -> None:
     texts = {"n": ["", None] * 20, "s": [f"word {k}" for k in range(40)]}
     parts: Table = {silo: {"text": text, "label": ["p", "q"] * 20} for silo, text in texts.items()}
     line = said(lambda: ekiden.federate(parts, text_column="text"))
-    assert "40 of 80 samples of all silos hold nothing (no word, no value, or only zeros), among them all at n:" in line
+    assert (
+        "40 of 80 samples of all silos hold nothing (no word, no value, or one value only), among them all at n:"
+        in line
+    )
 
 
 # Files

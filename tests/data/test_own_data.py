@@ -502,7 +502,7 @@ def test_augmentation_is_a_setting_of_a_run(
 def test_dicom_and_nifti_slices(tmp_path: Path) -> None:
     pydicom, nibabel = pytest.importorskip("pydicom"), pytest.importorskip("nibabel")
     volume = np.zeros((8, 8, 3), dtype=np.int16)
-    volume[..., 1], volume[..., 2] = 500, 1000
+    volume[1:, :, 1], volume[1:, :, 2] = 500, 1000
     nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), tmp_path / "scan.nii.gz")
     rows = {"file": ["scan.nii.gz#2", "scan.nii.gz"] * 5, "label": ["top", "middle"] * 5}
     path = csv(tmp_path / "slices.csv", rows)

@@ -6,8 +6,10 @@ from ekiden import federate
 
 
 def test_data_print_their_sizes() -> None:
-    x, y = torch.zeros(40, 3, 8, 8, dtype=torch.uint8), torch.arange(40) % 2
-    data = federate([(x, y), (x[:20], y[:20])], classes=["a", "b"], names=["north", "south"], val_fraction=0.25)
+    x, y = torch.randint(256, (60, 3, 8, 8), dtype=torch.uint8), torch.arange(60) % 2
+    data = federate(
+        [(x[:40], y[:40]), (x[40:], y[40:])], classes=["a", "b"], names=["north", "south"], val_fraction=0.25
+    )
     lines = repr(data).splitlines()
     assert lines[0].startswith("FederatedData(Dataset(")
     assert "48 training and 12 test samples of uint8 (3, 8, 8), Classification, outputs: 2" in lines[0]

@@ -52,6 +52,7 @@ _UNITED = rf"^{_ANY}\s*[A-Za-zµ°/]+$"
 _NO_NAME = (
     (r"^#(VALUE!|DIV/0!|REF!|NAME\?|NUM!|NULL!|SPILL!)$", "an error of a spreadsheet"),
     ("\ufffd", "a character that was lost in another encoding"),
+    (r"^\d([.,]\d+)?E\+(1[1-9]|[2-9]\d)$", "a number of which a spreadsheet kept a few digits"),
 )
 """forms of cells that are not names either"""
 _SHORT_DATE = rf"^(\d{{1,2}}-(?i:{'|'.join(MONTHS)})|(?i:{'|'.join(MONTHS)})-\d{{2}})$"
@@ -59,7 +60,7 @@ _ALMOST = (
     (_DECORATED, "numbers with other signs"),
     (r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?$", "times of day"),
     (r"^[+-]?\d+ days?( .*)?$", "durations"),
-    (r"^(\[.*\]|\{.*\})$", "lists or objects"),
+    (r"^(\[.*\]|\{.*\}|[+-]?[\d.]+(\s*[;,|\s]\s*[+-]?[\d.]+){2,})$", "lists or objects"),
     (r"^\d+(\.\d+)?\s*[/|:]\s*\d+(\.\d+)?$", "two numbers"),
     (_UNITED, "numbers with a unit"),
 )
@@ -311,6 +312,8 @@ class Cells:
             if text.dated.all():
                 raise UserError(f"the label {name!r} of {self._source} holds dates: give numbers or names of classes")
             return names
+        if (lost := text.like(_NO_NAME[-1][0])).any():
+            tell(self._line(name, f"{_NO_NAME[-1][1]} ({text.first(lost)})", "correct it, if these are codes"))
         if text.like(_WHOLE).all() and max(map(len, text.texts)) < 18:
             return text.spread(np.array([int(cell) for cell in text.plain.texts]), 0)
         return text.spread(self._parsed(text), np.nan)
@@ -429,7 +432,7 @@ class Cells:
         if not self._delimiter and text.like(_WHOLE).all():
             holds = "whole numbers stored as text, which are read as numbers"
             tell(self._line(name, holds, f"if they are codes, {_categories(name)}"))
-        if text.like(r"^[1-9]\d*[eE]\d+$").all():
+        if text.like(rf"^[1-9]\d*[eE]\d+$|{_NO_NAME[-1][0]}").all():
             holds = f"only whole numbers with an exponent ({text.where(0)})"
             tell(self._line(name, holds, f"if they are codes, {_categories(name)}"))
         if text.like(_WHOLE).any():

@@ -19,7 +19,7 @@ from ekiden.data.augment import Augment
 from ekiden.data.cells import Cells, Writing, is_text
 from ekiden.data.kinds import Arrays, Images, Inputs, Table, Tokens, named
 from ekiden.data.kinds.arrays import is_list
-from ekiden.data.kinds.images import is_encoded
+from ekiden.data.kinds.images import holds_files, is_encoded, masks
 from ekiden.data.undecoded import Raw
 
 
@@ -241,19 +241,27 @@ def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
             f"{source} has columns that no model of {kind.words} gets ({', '.join(left)}): leave them out by "
             "--drop-columns, or say what they mean, as by --subject-column"
         )
+    masked = kind is Images and len(targets) == 1 and holds_files(table[targets[0]])
     cells = Cells(table, source, reading.writing, [*measured, *targets, *filter(None, [time])])
     numbers = schemas.read(reading.schema).of_kind("number", "date") if reading.schema else ()
-    return Raw(
-        source,
+    read = (
         cells.features(chosen, reading.categorical_columns, numbers)
         if measured
-        else kind.of_cells(table.select(chosen), source),
-        targets_of(table, targets, source, cells) if targets else np.zeros(len(table), dtype=np.int64),
+        else kind.of_cells(table.select(chosen), source)
+    )
+    return Raw(
+        source,
+        read,
+        masks(kind.of_cells(table.select(targets), source), read, source)
+        if masked
+        else targets_of(table, targets, source, cells)
+        if targets
+        else np.zeros(len(table), dtype=np.int64),
         None if domain is None else names_of(table, domain, source, cells),
         None if group is None else names_of(table, group, source, cells),
         _names(table, targets[0], b"label_names") if len(targets) == 1 else (),
         () if domain is None else _names(table, domain, b"domain_names"),
-        targets,
+        () if masked else targets,
         None if subject is None else names_of(table, subject, source, cells).astype(np.str_),
         None if time is None else cells.time(time),
         kind=kind,
@@ -322,7 +330,7 @@ def image_column(
     """Return the column of images: the one that is named, else the usual one, else the first of encoded images."""
     if reading.image_column or reading.text_column or reading.array_column:
         return reading.image_column or None
-    left = {name: table[name].type for name in table.column_names if name not in (meant or ())}
+    left = {name: table[name].type for name in table.column_names if name not in (meant or reading.label_column)}
     usually = [n for n in ("image", usual.image) if n in left and (is_encoded(left[n]) or is_text(left[n]))]  # or paths
     return next(iter([*usually, *(name for name, kind in left.items() if is_encoded(kind))]), None)
 

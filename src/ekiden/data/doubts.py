@@ -5,9 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import blake2b
 from itertools import chain, combinations, permutations
-from math import exp, log
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,12 @@ from ekiden.base.errors import counted, listed, tell
 from ekiden.base.outside import pa, pc
 from ekiden.data.cells import DATE, garbled, is_text, short
 from ekiden.data.columns import Reading
-from ekiden.data.kinds import Inputs, Table
+from ekiden.data.copies import ROWS_DIFFER, chance, copied, fingerprints, improbable, rows_of_several, twice
+from ekiden.data.kinds import Table, Tokens
+from ekiden.data.kinds.arrays import SHORTEST
 from ekiden.data.raster import split
 from ekiden.data.samples import Dataset
+from ekiden.data.spelling import bare_id
 from ekiden.data.tasks import Classification, MultiLabel, Regression, ScaledTask, Segmentation
 from ekiden.data.undecoded import PARTS, Raw
 
@@ -37,9 +38,6 @@ _FEW = 10  # different values that may be a category, whatever the name of the c
 _MANY = 30  # rows from which nearly as many different values mean something
 _NEARLY = 0.95
 _SMALL = 20  # rows of a group that may be a patient, hardly a hospital
-_ROWS_DIFFER = 0.95  # share of different rows from which equal rows mean something
-_IMPROBABLE = 0.01
-_NEVER = 1e-18
 _SEVERAL = 0.01  # share of test rows that equal a training row
 FEATURES = 2  # of a sample; rows of a single number are equal by chance
 _EXPECTED = 5.0  # samples with a label that a silo without any should have
@@ -65,6 +63,8 @@ _LEFT_IN_TEXTS: Mapping[str, Callable[[str], object]] = {
     "say only that there is none": re.compile(r"\s*(nan|none|null|na|n/a|<na>)\s*", re.I).fullmatch,
 }
 _PEEK = 512  # rows that are looked at first
+_WORD = re.compile(r"\w+")
+_LEADS = 16  # more channels are hardly leads
 _LARGE = 1 << 28  # bytes of samples that are not compared
 
 
@@ -91,6 +91,14 @@ class SeenData:
         """Return where the samples come from, in words."""
         return "all silos" if self.data.groups else self.raws[0].source
 
+    @property
+    def names(self) -> Iterator[tuple[str, Sequence[str]]]:
+        """Yield the names of classes and of the categories of each column, each with what they are."""
+        table = Table.of(self.data.inputs)
+        yield "class", self.data.classes if isinstance(self.data.task, Classification) else ()
+        for column, names in zip(table.categorical, table.vocabularies, strict=False):
+            yield f"category of column {column!r}", names
+
     @cached_property
     def bare(self) -> tuple[Tensor, Tensor]:
         """Return which training and test samples (n,) have nothing in them."""
@@ -108,10 +116,12 @@ class SeenData:
             return None
         train, test = (
             [
-                b"%d" % row if empty else print_
+                b"%s %d" % (part, row) if empty else print_
                 for row, (print_, empty) in enumerate(zip(prints, bare.tolist(), strict=True))
             ]
-            for prints, bare in zip((fingerprints(x, self.data.inputs, b"") for x in both), self.bare, strict=True)
+            for part, prints, bare in zip(
+                (b"train", b"test"), (fingerprints(x, self.data.inputs, b"") for x in both), self.bare, strict=True
+            )
         )
         return train, test
 
@@ -323,13 +333,13 @@ def _bare_samples(seen: SeenData) -> Iterator[str]:
         where = f", among them all at {listed(at)}" if at else ""
         yield (
             f"{int(bare.sum()):,} of {len(bare):,} samples of {seen.source} hold nothing (no word, no value, or "
-            f"only zeros){where}: leave them out, or check how they were read"
+            f"one value only){where}: leave them out, or check how they were read"
         )
 
 
 def _odd_texts(seen: SeenData) -> Iterator[str]:
     """Say how many texts hold what another program left in them."""
-    texts = [text for raw in seen.raws if isinstance(raw.images, list) for text in raw.images if isinstance(text, str)]
+    texts = [text for raw in seen.raws if raw.kind is Tokens and not raw.given for text in raw.images]
     for what, test in _LEFT_IN_TEXTS.items():
         odd = [text for text in texts if test(text)]
         if odd and len(odd) >= _SEVERAL * len(texts):
@@ -337,6 +347,83 @@ def _odd_texts(seen: SeenData) -> Iterator[str]:
                 f"{len(odd):,} of {len(texts):,} texts of {seen.source} {what} ({short(odd[0])}): correct them, or "
                 "models learn where they come from"
             )
+
+
+def _told_by_words(seen: SeenData) -> Iterator[str]:
+    """Name a word that is in nearly all texts of one class and in hardly any other: texts may hold their label."""
+    raws = [raw for raw in seen.raws if raw.kind is Tokens and not raw.given]
+    if not raws or not isinstance(seen.data.task, Classification):
+        return
+    labelled = [*chain.from_iterable(zip(raw.images, raw.label.astype(np.str_).tolist(), strict=True) for raw in raws)]
+    some = [({*_WORD.findall(text.lower())}, label) for text, label in labelled[:: len(labelled) // _PEEK + 1]]
+    everywhere = Counter(chain.from_iterable(words for words, _ in some))
+    for label, n in Counter(label for _, label in labelled).items():
+        own = Counter(chain.from_iterable(words for words, named in some if named == label))
+        here = sum(named == label for _, named in some)
+        told = [word for word, k in own.items() if min(here, k) >= _NEARLY * max(here, everywhere[word])]
+        for word in told[:1] * (n >= _FEW and n < len(labelled)):
+            found = Counter(named == label for text, named in labelled if word in _WORD.findall(text.lower()))
+            if found[True] >= _NEARLY * max(n, found.total()):
+                yield (
+                    f"the word {word!r} is in {found[True]:,} of {n:,} texts of one class of {seen.source} and in "
+                    f"{found[False]:,} of {len(labelled) - n:,} others: if texts hold their label, take it out"
+                )
+                return
+
+
+def _same_samples(seen: SeenData) -> Iterator[str]:
+    """Say how many samples are one and the same, which rows of tables may be."""
+    x = seen.data.train.x
+    if seen.prints is None or (x.ndim == 2 and x.dtype != torch.int64):
+        return
+    every = Counter(chain(*seen.prints))
+    same = every.most_common(1)[0][1]
+    if _MANY <= same >= every.total() / 2:
+        yield f"{same:,} of {every.total():,} samples of {seen.source} are the same: check how they were read"
+
+
+def _flat_channels(seen: SeenData) -> Iterator[str]:
+    """Say how many signals have channels with one value only, as if a lead was off."""
+    x, bare = (torch.cat(each) for each in ((seen.data.train.x, seen.data.test.x), seen.bare))
+    if x.ndim != 3 or not x.is_floating_point() or not 1 < x.shape[1] <= _LEADS or x.shape[2] < SHORTEST:
+        return
+    flat = (x.amin(2) == x.amax(2)).cpu() & ~bare[:, None]
+    rows = int(flat.any(1).sum())
+    if rows and rows >= _SEVERAL * len(x):
+        yield (
+            f"{rows:,} of {len(x):,} signals of {seen.source} have one value only in channel "
+            f"{listed(flat.any(0).nonzero()[:, 0].tolist())}: check that no lead was off"
+        )
+
+
+def _joined_names(seen: SeenData) -> Iterator[str]:
+    """Name classes and categories that are several others, joined by a sign."""
+    for what, names in seen.names:
+        for sign in ";|,":
+            parts = {name: [part.strip() for part in name.split(sign)] for name in names}
+            known = Counter(chain.from_iterable({*each} for each in parts.values()))
+            joined = [name for name, each in parts.items() if len(each) > 1 and all(known[part] > 1 for part in each)]
+            if joined:
+                yield (
+                    f"{what} {listed(map(repr, joined))} of {seen.raws[0].source} joins others by {sign!r} and counts "
+                    "as one of its own: if several hold at once, give each a column of 0 and 1 (several "
+                    "--label-column, if they are labels)"
+                )
+
+
+def _subjects_written_alike(seen: SeenData) -> Iterator[str]:
+    """Name subjects of one source that differ in leading zeros or hyphens only."""
+    for raw in seen.raws:
+        names = [] if raw.subject is None else np.unique(raw.subject).astype(np.str_).tolist()
+        alike: dict[str, list[str]] = {}
+        for name in names:
+            alike.setdefault(bare_id(name), []).append(name)
+        if found := [" and ".join(map(repr, each)) for each in alike.values() if len(each) > 1]:
+            yield (
+                f"subjects {listed(found)} of {raw.source} differ in leading zeros or hyphens only, and count as "
+                "different: write each in one way"
+            )
+            return
 
 
 def _absent_labels(seen: SeenData) -> Iterator[str]:
@@ -371,10 +458,10 @@ def _two_labels(seen: SeenData) -> Iterator[str]:
             labels.setdefault(print_, set()).add(label)
     several = [sorted(each) for each in labels.values() if len(each) > 1]
     rows = len(train) + len(test)
-    twice = sum(n > 1 for n in Counter(chain(*seen.prints)).values())
-    if train.x.ndim == 2 and twice >= 2 * len(several):
+    again = sum(n > 1 for n in Counter(chain(*seen.prints)).values())
+    if train.x.ndim == 2 and again >= 2 * len(several):
         return  # rows are coarse: equal ones are other samples
-    if several and _improbable(len(several), rows * rows / 2 * chance(train.x)):
+    if several and improbable(len(several), rows * rows / 2 * chance(train.x)):
         yield (
             f"{counted(len(several), 'sample')} of {seen.raws[0].source} {'is' if len(several) == 1 else 'are'} there "
             f"with several labels ({listed(map(repr, (data.classes[k] for k in several[0])))}): correct them, "
@@ -387,12 +474,9 @@ def _names_of_missing(seen: SeenData) -> Iterator[str]:
     made, raws = seen.data, seen.raws
     known = [raw.subject for raw in raws if raw.subject is not None]
     subjects = np.unique(np.concatenate(known)).astype(np.str_).tolist() if len(known) == len(raws) else []
-    classes = made.classes if isinstance(made.task, Classification) else ()
-    table = Table.of(made.inputs)
-    codes = [(f"category of column {n!r}", v) for n, v in zip(table.categorical, table.vocabularies, strict=False)]
     owners = (("group", made.groups), ("domain", made.domains), ("subject", subjects))
-    for what, names in (("class", classes), *owners, *codes):
-        marks = _UNKNOWN | _TOTALS if (what, names) not in codes else _TOTALS
+    for what, names in (*owners, *seen.names):
+        marks = _TOTALS if what.startswith("category") else _UNKNOWN | _TOTALS
         found = [name for name in names if name.strip().casefold() in marks]
         if what not in dict(owners) and names and all(re.fullmatch(r"-?\d{1,18}", name) for name in names):
             rest = [int(name) for name in names if not _MARK.fullmatch(name)] or [0]
@@ -533,69 +617,17 @@ def _rows_in_both(seen: SeenData) -> Iterator[str]:
     equal = sum(row in known for row in own)
     if not equal or (not seen.given and equal < _SEVERAL * len(own)):
         return
-    if seen.given and len(known) < _ROWS_DIFFER * len(rows) and _copied(known, Counter(own)):
-        improbable = True
+    if seen.given and len(known) < ROWS_DIFFER * len(rows) and copied(known, Counter(own)):
+        copies = True
     else:
-        fine = seen.given and len(known) >= _ROWS_DIFFER * len(rows)
-        expected = len(rows) * len(own) * max(chance(train.x), _twice(known) if fine else 0.0)
-        improbable = (fine or _tell_apart(train.x, len(known))) and _improbable(equal, expected)
-    if improbable:
+        fine = seen.given and len(known) >= ROWS_DIFFER * len(rows)
+        expected = len(rows) * len(own) * max(chance(train.x), twice(known) if fine else 0.0)
+        copies = (fine or _tell_apart(train.x, len(known))) and improbable(equal, expected)
+    if copies:
         yield (
             f"{equal:,} of {len(test):,} test rows equal a training row, so the test is too easy: take out rows that "
             "are twice"
         )
-
-
-def chance(x: Tensor) -> float:
-    """Return how probable it is that two samples (n, ...) are equal, if their values do not depend on each other.
-
-    It is 0 for samples that are not rows: images and signals are copies if they are equal.
-    """
-    if x.ndim != 2 or len(x) < 2:
-        return 0.0
-    found = 1.0
-    for column in x.cpu().numpy().T:
-        _, counts = np.unique(column, return_counts=True)
-        found *= float((counts * (counts - 1.0)).sum()) / (len(x) * (len(x) - 1.0))
-        if found < _NEVER:
-            break
-    return found
-
-
-def _twice(*parts: Counter[Any]) -> float:
-    """Return the share of equal rows among all pairs of rows within parts."""
-    every = sum(rows.total() * (rows.total() - 1) for rows in parts)
-    return sum(n * (n - 1) for rows in parts for n in rows.values()) / max(every, 1)
-
-
-def _improbable(found: int, expected: float, pairs: int = 1) -> bool:
-    """Return whether so many equal rows are hardly chance, by Chernoff's bound for a Poisson variable."""
-    if found <= expected:
-        return False
-    return pairs * exp(found - expected + found * log(max(expected, _NEVER) / found)) < _IMPROBABLE
-
-
-def _copied(here: Mapping[Any, int], there: Mapping[Any, int], pairs: int = 1) -> bool:
-    """Return whether two parts have more rows in common than rows that are coarse would have by chance.
-
-    Of rows that are there twice in both parts together, a share of 2ab/(a + b)² is expected to be once in each, if the
-    parts have a and b rows. By Chernoff's bound, more is improbable.
-
-    Args:
-        here: how often each row is in one part.
-        there: how often each row is in the other.
-        pairs: number of pairs of parts that are compared.
-    """
-    once = sum(n == 1 == there.get(row, 0) for row, n in here.items())
-    twice = sum(n == 2 and row not in there for row, n in here.items())
-    twice += sum(n == 2 and row not in here for row, n in there.items())
-    a, b = sum(here.values()), sum(there.values())
-    share, chance = once / max(once + twice, 1), 2 * a * b / (a + b) ** 2
-    if share <= chance:
-        return False
-    other = (1 - share) * log((1 - share) / (1 - chance)) if share < 1 else 0.0
-    divergence = share * log(share / chance) + other
-    return pairs * exp(-(once + twice) * divergence) < _IMPROBABLE
 
 
 def _tell_apart(x: Tensor, different: int) -> bool:
@@ -643,46 +675,7 @@ _DOUBTS = (
         _nearly_alike,
     ),
     *(_slices_of_files, _names_of_files, _small_groups, _given_tests, _rows_in_both, _classes_in_test_only),
-    *(_rows_of_groups, _bare_samples, _odd_texts, _absent_labels, _subjects_of_several),
+    *(_rows_of_groups, _bare_samples, _odd_texts, _absent_labels, _subjects_of_several, _told_by_words),
+    *(_same_samples, _flat_channels, _joined_names, _subjects_written_alike),
 )
 """what is looked for; each yields a line for what it finds"""
-
-
-def rows_of_several(held: Mapping[str, Sequence[bytes | str]], chance: float | None = None) -> Iterator[str]:
-    """Say how many rows several silos hold, unless so many are equal by chance.
-
-    Args:
-        held: fingerprints of each silo's rows.
-        chance: how probable it is that two rows are equal, as far as their values tell; None if only fingerprints are
-            known.
-    """
-    counts = {name: Counter(rows) for name, rows in held.items()}
-    fine = sum(map(len, counts.values())) >= _ROWS_DIFFER * sum(map(len, held.values()))
-    owners: dict[bytes | str, list[str]] = {}
-    for name, rows in counts.items():
-        for row in rows:
-            owners.setdefault(row, []).append(name)
-    found = Counter(pair for names in owners.values() for pair in combinations(names, 2))
-    within = _twice(*counts.values())
-
-    def copied(a: str, b: str, n: int) -> bool:
-        expected = len(held[a]) * len(held[b]) * max(within, chance or 0.0)
-        own = fine if chance is None else _improbable(n, expected, len(found))
-        return own or (not fine and _copied(counts[a], counts[b], len(found)))
-
-    pairs = [(n, a, b) for (a, b), n in found.most_common() if copied(a, b, n)]
-    if pairs:
-        shown = listed(f"{a} and {b} {counted(n, 'row')} of {len(held[a]):,} and {len(held[b]):,}" for n, a, b in pairs)
-        few = ". Few may be equal by chance, if values are coarse" if chance is None and pairs[0][0] < _FEW else ""
-        yield (
-            f"silos hold equal rows: {shown}. A row that one silo trains on may be another's test: take out what "
-            f"is twice{few}"
-        )
-
-
-def fingerprints(x: Tensor, inputs: Inputs, salt: bytes) -> list[bytes]:
-    """Return 8 bytes for each sample (n, ...), equal for equal samples and salts."""
-    rows = np.ascontiguousarray(inputs.compared(x))
-    if rows.dtype.kind == "f":
-        rows = np.where(np.isnan(rows), np.nan, rows + 0.0)  # one NaN, one zero
-    return [blake2b(row.tobytes(), digest_size=8, key=salt[:64]).digest() for row in rows]

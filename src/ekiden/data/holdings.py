@@ -115,7 +115,7 @@ def no_image(folder: Path) -> str:
 
 
 def _beside(table: Path, reading: Reading, usual: columns.Columns) -> list[str]:
-    """Return the paths of images in a table; none if it cannot be read, which `hold` reports."""
+    """Return the paths of images and masks in a table; none if it cannot be read, which `hold` reports."""
     suffix, usually = table.suffix.lower(), (reading.image_column or "image", reading.image_column or usual.image)
     if suffix in arrays.SUFFIXES:
         return []
@@ -127,16 +127,22 @@ def _beside(table: Path, reading: Reading, usual: columns.Columns) -> list[str]:
                 return []
         if suffix != ".parquet":
             found = frames.arrow(table, str(table))
-            name = columns.image_column(found, reading, usual)
-            cells = [] if name is None else found[name].to_pylist()
+            cells = [cell for name in _pictured(found, reading, usual) for cell in found[name].to_pylist()]
         else:
             with pq.ParquetFile(table) as file:
-                name = columns.image_column(file.schema_arrow.empty_table(), reading, usual)
-                cells = [] if name is None else _paths(file, name)
+                head_ = file.schema_arrow.empty_table()
+                cells = [cell for name in _pictured(head_, reading, usual) for cell in _paths(file, name)]
     except (pa.ArrowException, OSError, KeyError, UserError):
         return []
     names = {cell for cell in cells if isinstance(cell, str) and cell}
     return sorted(name for name in names if split(table.parent / name)[0].is_file())
+
+
+def _pictured(table: Any, reading: Reading, usual: columns.Columns) -> list[str]:
+    """Return the column of images, and those of labels, which may be masks; none without images."""
+    image = columns.image_column(table, reading, usual)
+    labels = reading.label_column or ("label",)
+    return [] if image is None else [image, *(name for name in labels if name in table.column_names)]
 
 
 def _paths(file: Any, name: str) -> list[Any]:

@@ -1,7 +1,7 @@
 """Read DICOM files and slices of NIfTI volumes.
 
-A NIfTI volume is turned by its affine so that its axes point to the patient's right, front and head (RAS+). A slice is
-axial: front above, left at the left. `scan.nii.gz#12` is slice 12, counted from the feet.
+A NIfTI volume, or mask, is turned by its affine so that its axes point to the patient's right, front and head (RAS+). A
+slice is axial: front above, left at the left. `scan.nii.gz#12` is slice 12, counted from the feet.
 """
 
 from io import BytesIO
@@ -18,6 +18,7 @@ from ekiden.data.raster import Loaded, Look, chosen, split
 
 DICOM, NIFTI = (".dcm", ".dicom"), (".nii", ".nii.gz")
 _MAGIC = slice(128, 132)
+_OBLIQUE = 0.866  # cosine of 30 degrees
 _PLANES = ("sagittal", "coronal", "axial")
 """slices across each axis of the patient: right, front, head"""
 
@@ -82,6 +83,29 @@ def load(item: Path | bytes) -> Loaded:
     return _dicom(_read(item if path is None else path), number)
 
 
+def mask(item: Path, image: Any) -> NDArray[Any]:
+    """Return the labels of a NIfTI mask on the slice that is read of its image, turned as the image is.
+
+    Args:
+        item: the mask.
+        image: the file of the image.
+    """
+    (path, number), (beside, wanted) = split(item), split(image) if isinstance(image, Path) else (Path(), None)
+    if not all(file.name.lower().endswith(NIFTI) for file in (path, beside)):
+        raise UserError("a mask is a NIfTI file if its image is one, otherwise a PNG or TIFF file: convert it")
+    labels, volume = _Volume(path), _Volume(beside)
+    if number not in (None, wanted):
+        raise UserError(f"it names slice {number}, which its image {image.name} does not: name the same for both")
+    corners = np.array(list(np.ndindex(2, 2, 2))) * (np.array(volume.shape) - 1)
+    apart = np.abs([one - other for one, other in zip(*(v.placed(corners) for v in (labels, volume)), strict=True)])
+    if labels.shape != volume.shape or apart.max() > min(volume.file.header.get_zooms()[:3]) / 2:
+        raise UserError(
+            f"it has {' x '.join(map(str, labels.shape))} voxels, its image {' x '.join(map(str, volume.shape))}, "
+            f"up to {apart.max():.3g} mm apart: bring both to one grid"
+        )
+    return np.asarray(labels.load(wanted).image)
+
+
 class _Volume:
     """A NIfTI file; its axes are counted in RAS+."""
 
@@ -102,14 +126,23 @@ class _Volume:
             raise UserError("its affine does not say where its axes point: correct the header")
         self.stored = [int(np.flatnonzero(turned[:, 0] == axis)[0]) for axis in range(3)]
         self.mirrored = [bool(turned[stored, 1] < 0) for stored in self.stored]
+        self.shape = tuple(int(self.dims[stored]) for stored in self.stored)
+        self._grid = self.file.affine @ nibabel.orientations.inv_ornt_aff(turned, self.dims)
         flat = [axis for axis in range(3) if self.dims[self.stored[axis]] == 1]
         self.across = flat[0] if len(flat) == 1 else 2  # a volume of one slice is that slice
         self.doubt = self._doubt(nibabel.io_orientation)
+
+    def placed(self, voxels: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return where voxels (n, 3), counted in RAS+, lie (n, 3), in millimetres."""
+        return np.asarray(voxels @ self._grid[:3, :3].T + self._grid[:3, 3])
 
     def _doubt(self, orientation: Any) -> str:
         (q, is_q), (s, is_s) = (get(coded=True) for get in (self.file.get_qform, self.file.get_sform))
         if not is_q and not is_s:
             return "do not say where their axes point (the codes of qform and sform are 0); x is taken to point left"
+        axes = np.abs(self.file.affine[:3, :3]) / np.linalg.norm(self.file.affine[:3, :3], axis=0)
+        if (axes.max(axis=0) < _OBLIQUE).any():
+            return "are turned by more than 30 degrees from the patient's axes, and slices follow the nearest one"
         if is_q and is_s and (orientation(q) != orientation(s)).any():
             return "have a qform and an sform that point to different sides; the sform is used"
         return ""

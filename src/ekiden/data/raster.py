@@ -125,6 +125,15 @@ def load(source: Source) -> Loaded:
         return Loaded(upright, None if measured else 1 << 16 if deep else 256)
 
 
+def mask(source: Source) -> np.ndarray[Any, Any]:
+    """Return the labels (H, W) in a mask: its grey values, or the numbers of the colours in its palette."""
+    with _page(source) as (image, _):
+        grey = image.mode in ("1", "L", "P", "I", "F") or image.mode.startswith("I;16")
+        if not grey or image.format in ("JPEG", "MPO"):
+            raise UserError(f"it is {image.format} of mode {image.mode}: give numbers of classes, as a grey PNG file")
+        return np.asarray(_upright(image))
+
+
 @contextmanager
 def _page(source: Source) -> Iterator[tuple[Image.Image, int]]:
     """Open the page that is read, and return it with the number of pages from which it was chosen."""

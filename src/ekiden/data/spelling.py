@@ -42,10 +42,15 @@ def folded(names: Iterable[str]) -> dict[str, str]:
     return {k: _TRUTH[f] for k, f in found.items()} if set(found.values()) <= set(_TRUTH) else found
 
 
+def bare_id(name: str) -> str:
+    """Return a subject's name without differences of spelling, leading zeros and blanks."""
+    return re.sub(r"(?<!\d)0+(?=\d)", "", fold(name)).replace(" ", "")
+
+
 def _folded_ids(silos: Mapping[str, Iterable[str]]) -> dict[str, str]:
     """Return what each subject is without differences of spelling, and without leading zeros, if no silo has both."""
     found = {name: fold(name) for each in silos.values() for name in each}
-    bare = {name: re.sub(r"(?<!\d)0+(?=\d)", "", seen).replace(" ", "") for name, seen in found.items()}
+    bare = {name: bare_id(name) for name in found}
     both = any(len({bare[name] for name in each}) < len({found[name] for name in each}) for each in silos.values())
     return found if both else bare
 

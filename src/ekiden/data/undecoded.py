@@ -17,6 +17,7 @@ from ekiden.base.errors import UserError, row_text
 
 PARTS = ("train", "test", "val", "valid", "validation", "dev", "eval", "training", "testing", "holdout")
 """what parts of a data set are called"""
+_EPOCH = 9e8  # seconds from 1970 to 1998; three times as many end in 2055
 _ACCENTS = 0x300  # first character that is written onto the one before
 
 
@@ -358,4 +359,13 @@ def times(parts: Sequence[Raw]) -> list[Tensor | None]:
             f"the times of {parts[0].source} are {what[0]}, those of {parts[odd].source} {what[1]}: write "
             "times everywhere as 2024-01-31, 2024-01-31 10:30:00, or as numbers"
         )
+    units = {
+        unit: raw.source
+        for raw, values in zip(parts, given, strict=True)
+        for unit, scale in (("seconds", 1), ("milliseconds", 1e3), ("microseconds", 1e6), ("nanoseconds", 1e9))
+        if values.dtype.kind == "f" and ((values > _EPOCH * scale) & (values < 3 * _EPOCH * scale)).any()
+    }
+    if len(units) > 1:
+        shown = " and ".join(f"{unit} since 1970 in {source}" for unit, source in units.items())
+        raise UserError(f"times are {shown}: write all in one unit")
     return [torch.from_numpy(values.astype(np.int64) if values.dtype.kind == "M" else values) for values in given]

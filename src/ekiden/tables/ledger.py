@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ekiden.base.errors import UserError
 from ekiden.data import NAMED, Named, Reading, load
-from ekiden.data.doubts import fingerprints
+from ekiden.data.copies import fingerprints
 from ekiden.data.holdings import hold
 from ekiden.data.kinds import Images
 from ekiden.data.undecoded import Raw

@@ -103,7 +103,7 @@ def encode(raw: Any, what: str) -> Tensor:
             raise UserError(f"{raw} has no array 'x': it has {', '.join(found)}")
         raw, what = found["x"], str(raw)
     try:
-        x = torch.as_tensor(raw).float()
+        x = torch.as_tensor(raw.astype(raw.dtype.newbyteorder("=")) if hasattr(raw, "astype") else raw).float()
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"{what} is not an array of numbers ({error})") from None
     if x.ndim < 2 or not x.numel():

@@ -28,6 +28,9 @@ from ekiden.data.undecoded import Encoding, Inputs, Raw
 
 CHUNK = 128  # images that a thread decodes at a time
 _SCALE = 1.25  # times as large pixels as those of other silos
+_PICTURE = 64  # pixels; smaller ones may be of one colour
+_WIDE = 2.5  # times as large pixels within a silo, more than among adults
+_X_RAYS = {"CR", "DX", "DR", "RF", "XA", "sagittal", "coronal", "axial"}  # alike, or planes of NIfTI
 _FEW = 64  # of the 256 levels; with fewer, the values of 16-bit images fill only a small part of their range
 _Item: TypeAlias = tuple[Raw, int]
 """a part of a source and the place of an image in it"""
@@ -117,6 +120,11 @@ class Images(Inputs):
         many = (*frames.SUFFIXES, *arrays.SUFFIXES)
         return suffix in raster.SUFFIXES or (suffix not in many and medical.is_medical(file))
 
+    def bare(self, x: Tensor) -> Tensor:
+        """See `Inputs`: images in which each channel has one value only."""
+        pixels = x.flatten(2)
+        return (pixels.amin(2) == pixels.amax(2)).all(1) & (pixels.shape[2] >= _PICTURE)
+
     def terms(self) -> Inputs:
         """See `Inputs`; the shape of samples stands for their size."""
         return replace(self, size=0)
@@ -171,6 +179,38 @@ def is_encoded(kind: Any) -> bool:
     """Return whether an Arrow type is that of encoded images: bytes, or structs of bytes and path."""
     struct = pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
     return bool(struct or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def holds_files(column: Any) -> bool:
+    """Return whether a column holds encoded images, or names of such files: labels that are masks."""
+    if is_encoded(column.type):
+        return True
+    suffixes = tuple({*raster.SUFFIXES, *medical.NIFTI, *medical.DICOM})
+    names = column.unique().to_pylist() if is_text(column.type) else []
+    return bool(names) and all(name and split(Path(name))[0].name.lower().endswith(suffixes) for name in names)
+
+
+def masks(files_: Sequence[Any], images: Sequence[Any], source: str) -> NDArray[np.int64]:
+    """Return the class of each pixel (n, H, W) that masks hold.
+
+    Args:
+        files_: encoded bytes or files of the masks.
+        images: those of the images.
+        source: where both come from, for messages.
+    """
+    found: list[NDArray[Any]] = []
+    for row, (file, image) in enumerate(zip(files_, images, strict=True)):
+        try:
+            values = medical.mask(file, image) if medical.is_medical(file) else raster.mask(file)
+            if values.ndim != 2 or (values != np.rint(values)).any():
+                raise UserError("its pixels are not whole numbers: give numbers of classes")
+            if found and values.shape != found[0].shape:
+                sizes = " and ".join(f"{width}x{height}" for height, width in (values.shape, found[0].shape))
+                raise UserError(f"masks differ in size ({sizes}): bring images and masks to one size")
+        except Exception as error:
+            raise _named((Raw(source, images, np.arange(len(images)), kind=Images), row), error, "mask") from error
+        found.append(values.astype(np.int64))
+    return np.stack(found)
 
 
 def decode(
@@ -304,6 +344,14 @@ def _taken(silos: dict[Hashable, list[int]], looks: Sequence[Look], size: int) -
         known = [seen.spacing * (min(seen.size) / size if size else 1) for seen in here if seen.spacing > 0]
         spacings |= {silo: median(known)} if known else {}
         ways[silo] = {seen.taken.strip() for seen in here}
+        devices = {way.split()[0] for way in ways[silo] if way} - _X_RAYS
+        if len(devices) > 1:
+            lines.append(f"images in {silo} are {' and '.join(sorted(devices))}: check that they show the same")
+        if known and max(known) >= _WIDE * min(known):
+            lines.append(
+                f"pixels of images in {silo} are {min(known):.3g} to {max(known):.3g} mm high: bring images to one "
+                "spacing, or structures differ in size"
+            )
     usual = [*spacings.values()][1] if len(spacings) == 2 else median(spacings.values()) if spacings else 0.0
     for silo, height in spacings.items():
         if max(height / usual, usual / height) >= _SCALE:
@@ -380,15 +428,16 @@ def _source(item: _Item) -> Any:
     return raw.images[row]
 
 
-def _named(item: _Item, error: Exception) -> UserError:
-    """Return a line that names the image."""
+def _named(item: _Item, error: Exception, what: str = "image") -> UserError:
+    """Return a line that names the image, or its mask."""
     raw, row = item
+    where = f"the {what} {'of' if what == 'mask' else 'in'} {raw.where(row)}"
     if isinstance(error, UserError):
-        return UserError(f"the image in {raw.where(row)}: {error}")
-    what = " ".join((str(error) or type(error).__name__).split())
+        return UserError(f"{where}: {error}")
+    why = " ".join((str(error) or type(error).__name__).split())
     if isinstance(error, UnidentifiedImageError):
-        what = "it is of an unknown format, or damaged"
-    return UserError(f"the image in {raw.where(row)} cannot be decoded ({what[:200]}): replace or remove it")
+        why = "it is of an unknown format, or damaged"
+    return UserError(f"{where} cannot be decoded ({why[:200]}): replace or remove it")
 
 
 def _sized(image: Image.Image, images: Images) -> Image.Image:

@@ -24,7 +24,7 @@ from ekiden.data import schema as schemas
 from ekiden.data.agreement import read_agreed
 from ekiden.data.assemble import AskedData, assemble
 from ekiden.data.columns import listed
-from ekiden.data.doubts import fingerprints
+from ekiden.data.copies import fingerprints
 from ekiden.data.holdings import hold
 from ekiden.data.moments import ColumnSums, told_by
 from ekiden.data.targets import in_order
