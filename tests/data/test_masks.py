@@ -1,4 +1,4 @@
-"""Files of masks that a table names beside their images: NIfTI volumes turned alike, and PNG files."""
+"""Files of masks that a table names next to their images: NIfTI volumes turned alike, and PNG files."""
 
 from collections.abc import Callable
 from pathlib import Path
