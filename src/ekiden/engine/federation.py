@@ -1,6 +1,6 @@
 """What a method's outer loop works with: clients to call, values to get, and the ledger of what moved."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
@@ -158,18 +158,37 @@ class Fed:
             return self.get([wanted])[0]
         if not isinstance(wanted, Mapping):
             return list(self.get(dict(enumerate(wanted)), at_least=at_least).values())
-        values: dict[K, T] = {}
-        missing: list[str] = []
+        return dict(self._each(wanted, at_least))
+
+    def each(self, wanted: Iterable[Ref[T]], *, at_least: int | None = None) -> Iterator[T]:
+        """Bring values to the server one after the other, like `get`, for what is added up or averaged.
+
+        A value is dropped when the next one is asked for, here and where it was made: it cannot be used again, and
+        memory holds one value instead of all. In one process a task runs when its value is asked for.
+        """
+        values = self._each({ref: ref for ref in wanted}, at_least)
+        while (found := next(values, None)) is not None:
+            ref, value = found
+            del found
+            yield value
+            del value
+            self._transport.drop(ref)
+
+    def _each(self, wanted: Mapping[K, Ref[T]], at_least: int | None) -> Iterator[tuple[K, T]]:
+        came, missing = 0, list[str]()
         for key, ref in wanted.items():
             try:
-                values[key] = wire.placed(self._transport.value(ref), _CPU)
+                value = wire.placed(self._transport.value(ref), _CPU)
                 self._count(ref, SERVER, "get")
             except ClientMissing:
                 missing.append(ref.owner)
                 self._note(Transfer(self._step, ref.owner, SERVER, "get", 0, missing=True, value=ref.key))
-        if len(values) < (at_least if at_least is not None and self._skip else len(wanted)):
+                continue
+            came += 1
+            yield key, value
+            del value
+        if came < (at_least if at_least is not None and self._skip else len(wanted)):
             raise _no_answer(missing)
-        return values
 
     @overload
     def sum(self, task: Callable[..., T], clients: Sequence[str], *args: Any, plus: Ref[T] | None = None) -> Ref[T]: ...
@@ -220,7 +239,7 @@ class Fed:
                 self._note(Transfer(self._step, request.client, SERVER, "get", 0, missing=True, value=request.key))
                 continue
             ref: Ref[Any] = Ref(request.client, request.key)
-            for part in self.get([ref], at_least=0):  # one at a time: a sum may be large
+            for part in self.each([ref], at_least=0):  # one at a time: a sum may be large
                 total = part if total is None else total.plus(part)
         if total is None:
             raise _no_answer(clients)

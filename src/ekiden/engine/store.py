@@ -95,6 +95,10 @@ class Store:
             self._safe.add(key)
         return self._values[key]
 
+    def drop(self, key: str) -> None:
+        """Forget the value `key`, which no step needs any more."""
+        self._values.pop(key, None)
+
     def commit(self, step: int, keys: set[str]) -> None:
         """Make values `keys` and the private state after `step` steps durable. Nothing is deleted yet."""
         if self._folder is None:

@@ -125,6 +125,9 @@ class Transport(ABC):
         """Wait for the value behind `ref`, and return its `wire.size`."""
         return wire.size(self.value(ref))
 
+    def drop(self, ref: Ref[Any]) -> None:  # noqa: B027
+        """Forget a value that nobody asks for again, if that makes room before the step ends."""
+
     @property
     def regroups(self) -> bool:
         """Whether parts of a sum at the server open only together, and are asked for again if a client is missing."""

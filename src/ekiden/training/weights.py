@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ekiden.base.errors import UserError
 
 Kind = Literal["linear", "conv", "norm", "other"]
+_AVERAGE = "an average needs at least one model and a finite weight >= 0 for each, not all zero"
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,20 +87,32 @@ def mean(models: Sequence[Weights], weights: Sequence[float] | None = None) -> W
     Raises:
         UserError: no model, models of different shape, a weight that is negative or not finite, or all weights zero.
     """
-    weights = [1.0] * len(models) if weights is None else list(weights)
-    if not models or len(weights) != len(models) or not all(0 <= w < inf for w in weights) or not any(weights):
-        raise UserError("an average needs at least one model and a finite weight >= 0 for each, not all zero")
-    if any(m.shapes != models[0].shapes for m in models):
-        raise UserError("models of different shape cannot be averaged: use the same network at every client")
-    (first, total), *others = [(m, w) for m, w in zip(models, weights, strict=True) if w]
-    params, buffers, counters = first.params.clone(), first.buffers.clone(), first.counters.clone()
-    for model, weight in others:
+    weights = [1.0] * len(models) if weights is None else weights
+    if len(weights) != len(models):
+        raise UserError(_AVERAGE)
+    return running_mean(zip(models, weights, strict=True))
+
+
+def running_mean(weighted: Iterable[tuple[Weights, float]]) -> Weights:
+    """Return what `mean` returns. Each pair of a model and its weight is dropped before the next one is asked for."""
+    total, shapes, result = 0.0, None, None
+    for model, weight in weighted:
+        if not 0 <= weight < inf:
+            raise UserError(_AVERAGE)
+        shapes = shapes or model.shapes
+        if model.shapes != shapes:
+            raise UserError("models of different shape cannot be averaged: use the same network at every client")
         total += weight
-        share = weight / total
-        params.lerp_(model.params, share)
-        buffers.lerp_(model.buffers, share)
-        counters = torch.maximum(counters, model.counters)
-    return Weights(params, buffers, counters)
+        if weight and result is None:
+            result = Weights(model.params.clone(), model.buffers.clone(), model.counters.clone())
+        elif weight and result is not None:
+            result.params.lerp_(model.params, weight / total)
+            result.buffers.lerp_(model.buffers, weight / total)
+            torch.maximum(result.counters, model.counters, out=result.counters)
+        del model
+    if result is None:
+        raise UserError(_AVERAGE)
+    return result
 
 
 def distance(a: Tensor, b: Tensor, chunk: int = 1 << 16) -> Tensor:

@@ -45,11 +45,15 @@ _UNREADABLE = (
 )
 
 
+Pending = Callable[[], Outcome]
+"""Waits for a job, or does it; called once."""
+
+
 class Executor(Protocol):
     """Where jobs are executed."""
 
-    def submit(self, job: Job, journal: Path | None) -> Future[Outcome]:
-        """Start a job; `journal` is the folder for its progress."""
+    def submit(self, job: Job, journal: Path | None) -> "Pending":
+        """Take a job, and start it if that is of use already; `journal` is the folder for its progress."""
 
     def close(self) -> None:
         """Release what it holds."""
@@ -72,7 +76,7 @@ class Simulation(Transport):
         self._start = start
         self._absent = absent
         self._stores: dict[str, Store] = {}
-        self._running: dict[Ref[Any], Future[Outcome] | None] = {}
+        self._running: dict[Ref[Any], Pending | None] = {}
         self._last: dict[str, Ref[Any]] = {}
         self._live = by_owner(live_refs(start.state))
         # A process that died between writing the state and `settle` left values behind at any client.
@@ -124,6 +128,10 @@ class Simulation(Transport):
         work, self._work = self._work, {}
         return work
 
+    def drop(self, ref: Ref[Any]) -> None:
+        """Forget a value."""
+        self._store(ref.owner).drop(ref.key)
+
     def written(self) -> Mapping[str, str]:
         """Return after how many steps each client's private state was last written."""
         return self._written
@@ -147,10 +155,10 @@ class Simulation(Transport):
         """Wait for the task behind `ref`, if it runs, and keep what it gave."""
         if ref not in self._running:
             return
-        future = self._running[ref]
-        if future is None:
+        pending = self._running[ref]
+        if pending is None:
             raise ClientMissing(f"client {ref.owner} did not answer")
-        outcome = future.result()
+        outcome = pending()
         del self._running[ref]
         self._store(ref.owner).put(ref.key, outcome.value, outcome.private)
         self._touched.add(ref.owner)
@@ -199,16 +207,14 @@ _named: WeakKeyDictionary[Weights, bytes] = WeakKeyDictionary()
 
 
 class InProcess:
-    """Executes a job at once, in the caller's thread."""
+    """Executes a job in the caller's thread once its outcome is asked for, so that memory need not hold all values."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
-    def submit(self, job: Job, journal: Path | None) -> Future[Outcome]:
-        """Do the job; the future is done when this returns."""
-        future: Future[Outcome] = Future()
-        future.set_result(self._worker.execute(job, journal_of(job, journal)))
-        return future
+    def submit(self, job: Job, journal: Path | None) -> Pending:
+        """Take a job."""
+        return lambda: self._worker.execute(job, journal_of(job, journal))
 
     def close(self) -> None:
         """Nothing to release."""
@@ -255,7 +261,7 @@ class Processes:
         # pickling shares the samples' memory
         self._pool = ProcessPoolExecutor(workers, self._processes, _start, (setup, clients))
 
-    def submit(self, job: Job, journal: Path | None) -> Future[Outcome]:
+    def submit(self, job: Job, journal: Path | None) -> Pending:
         """Send the job to a free process."""
         sent = replace(job, args=(), private=None), wire.encode(list(job.args)), wire.encode(job.private)
         try:
@@ -264,7 +270,7 @@ class Processes:
             raise self._processes.death() from None
         done: Future[Outcome] = Future()
         running.add_done_callback(lambda finished: self._read(job, finished, done))
-        return done
+        return done.result
 
     def close(self) -> None:
         """Stop the processes."""

@@ -102,6 +102,10 @@ class Home:
         """Return a value, encoded."""
         return wire.encode(self._store(client).get(key))
 
+    def drop(self, client: str, key: str) -> None:
+        """Forget a value."""
+        self._store(client).drop(key)
+
     def size(self, client: str, key: str) -> int:
         """Return the bytes of content of a value."""
         return wire.size(self._store(client).get(key))
@@ -245,6 +249,11 @@ class _Ray(Transport):
         self._touched |= set(self._live) | set(keys)
         self._live = keys
         return {ref: Work(done.forward, done.backward) for ref, done in self._done.items()}
+
+    def drop(self, ref: Ref[Any]) -> None:
+        """Forget a value, here and at its home."""
+        self._moved.pop(ref, None)
+        self._home(ref.owner).drop.remote(ref.owner, ref.key)
 
     def written(self) -> Mapping[str, str]:
         """Return after how many steps each client's private state was last written."""

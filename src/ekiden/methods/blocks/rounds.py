@@ -1,7 +1,7 @@
 """What methods of many rounds share: who takes part, how they train, and how models become one."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -20,12 +20,11 @@ from ekiden.authoring import (
     Training,
     Traits,
     Weights,
-    mean,
 )
 from ekiden.engine.method import HasModel
 from ekiden.methods.blocks.combining import Rule, clipped, combine, refuse
 from ekiden.training.fit import kept
-from ekiden.training.weights import distance
+from ekiden.training.weights import distance, running_mean
 
 Weighting = Literal["samples", "uniform"]
 CLIPPED = "length of clipped steps"
@@ -149,15 +148,21 @@ def sample_weight(client: Client, weighting: Weighting) -> float:
     return float(client.n) if weighting == "samples" else 1.0
 
 
-def average(replies: Sequence[Reply]) -> Weights:
+def average(replies: Iterable[Reply]) -> Weights:
     """Return Σ p_i w_i, with weights normalised over the clients that answered."""
-    return mean([r.model for r in replies], [r.weight for r in replies])
+    return running_mean(replies)
 
 
 def combined(
-    fed: Fed, replies: Mapping[str, Reply], start: Weights, rule: Rule, faulty: int, longest: float
+    fed: Fed, asked: Mapping[str, Ref[Reply]], start: Weights, rule: Rule, faulty: int, longest: float
 ) -> Weights:
-    """Return one model from the replies to `start`, by a rule of `combining`; note who stood out."""
+    """Return one model from the replies to `start`, by a rule of `combining`; note who stood out.
+
+    A mean needs one reply at a time in memory, other rules all of them.
+    """
+    if rule == "mean" and not longest:
+        return average(fed.each(asked.values(), at_least=1))
+    replies = arrived(fed, asked)
     models = shortened(fed, {k: r.model for k, r in replies.items()}, start, longest)
     result = combine(list(models.values()), [r.weight for r in replies.values()], rule, faulty)
     note_apart(fed, rule, models, result)

@@ -99,8 +99,8 @@ class FedAvg(SecureMethod):
             if self.secure:
                 target = fed.sum(self.add, chosen, model, s.step, len(chosen), at="server").mean(model)
             else:
-                replies = shared.arrived(fed, {k: fed.call(self.train, k, model, s.step) for k in chosen})
-                target = shared.combined(fed, replies, model, self.combine, self.faulty, self.clip_update)
+                asked = {k: fed.call(self.train, k, model, s.step) for k in chosen}
+                target = shared.combined(fed, asked, model, self.combine, self.faulty, self.clip_update)
             s = self.update(s, model, target)
             yield s
 

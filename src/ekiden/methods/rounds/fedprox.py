@@ -73,8 +73,8 @@ class FedProx(SecureMethod):
             if self.secure:
                 target = fed.sum(self.add, chosen, model, s.step, len(chosen), at="server").mean(model)
             else:
-                replies = shared.arrived(fed, {k: fed.call(self.train, k, model, s.step) for k in chosen})
-                target = shared.combined(fed, replies, model, self.combine, self.faulty, self.clip_update)
+                asked = {k: fed.call(self.train, k, model, s.step) for k in chosen}
+                target = shared.combined(fed, asked, model, self.combine, self.faulty, self.clip_update)
             s = s.next(model=shared.server_step(model, target, self.server_lr))
             yield s
 

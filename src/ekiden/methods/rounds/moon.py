@@ -79,8 +79,7 @@ class MOON(shared.ParallelMethod):
         while s.step < self.rounds:
             model = shared.at_server(fed, s.model)
             asked = {k: fed.call(self.train, k, model, s.step) for k in shared.sample(fed, self.participation)}
-            replies = fed.get(asked, at_least=1)
-            target = shared.combined(fed, replies, model, self.combine, self.faulty, self.clip_update)
+            target = shared.combined(fed, asked, model, self.combine, self.faulty, self.clip_update)
             s = s.next(model=shared.server_step(model, target, self.server_lr))
             yield s
 
