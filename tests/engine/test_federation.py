@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+from weakref import ReferenceType, ref
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from ekiden.engine.method import INITIAL, Method, Size, State, Traits, on_client
 from ekiden.engine.transport import ClientMissing, Request, Transfer, Transport, refs, resolve
 from ekiden.engine.wire import EVERYONE, SERVER, Ref
 from ekiden.engine.worker import Client, Job, Setup, Worker
+from ekiden.methods import FedAvg
+from ekiden.methods.blocks.rounds import Reply
 from ekiden.training.objective import Work
 from ekiden.training.weights import Weights, mean
 from tests.conftest import Tiny
@@ -499,3 +502,43 @@ def test_values_of_a_mapping_come_under_their_keys() -> None:
     assert [row.missing for row in ledger] == [False, True, False]
     with pytest.raises(ClientMissing, match=CLIENTS[1]):
         fed.get(asked)
+
+
+_alive: list[ReferenceType[Tensor]] = []
+_most: list[int] = []
+
+
+@dataclass(frozen=True)
+class Watched(FedAvg):
+    """FedAvg that counts the replies in memory whenever a client begins."""
+
+    @on_client
+    def train(self, client: Client, model: Weights, round: int) -> Reply:
+        _most.append(sum(reply() is not None for reply in _alive))
+        reply = super().train(client, model, round)
+        _alive.append(ref(reply.model.params))
+        return reply
+
+
+def test_a_mean_needs_one_reply_at_a_time(blobs: FederatedData) -> None:
+    _alive.clear()
+    _most.clear()
+    fast: dict[str, Any] = {"training": Training(batch_size=64), "hardware": Hardware(threads=1)}
+    found = run(Watched(rounds=1, epochs=1), blobs, Tiny, **fast)
+    assert max(_most) <= 1
+    assert len(_most) == len(found.clients)
+
+
+def test_a_value_of_each_is_dropped_when_the_next_is_asked_for() -> None:
+    dropped: list[Ref[Any]] = []
+    given = {Ref(k, "0-0-task"): torch.tensor(i) for i, k in enumerate(CLIENTS) if k != "b"}
+    fed, desk, ledger = federation(given)
+    desk.drop = dropped.append  # type: ignore[method-assign]
+    values = fed.each([Ref(k, "0-0-task") for k in CLIENTS], at_least=3)
+    assert int(next(values)) == 0
+    assert dropped == []
+    assert [int(value) for value in values] == [2, 3], "in their order, without the client that is away"
+    assert dropped == list(given)
+    assert [(row.source, row.missing) for row in ledger] == [("a", False), ("b", True), ("c", False), ("d", False)]
+    with pytest.raises(ClientMissing, match="b did not answer"):
+        list(fed.each([Ref(k, "0-0-task") for k in CLIENTS]))

@@ -8,7 +8,7 @@ together. With both, a subject counts as recent as its latest sample, and all it
 from collections import Counter
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from itertools import chain
+from itertools import chain, pairwise
 from math import ceil, floor
 from typing import Any
 
@@ -120,7 +120,8 @@ class DealtUnits:
     def even(self, units: Rows, parts: int) -> list[Rows]:
         """Deal units in their order to equal parts: cut single rows, and give subjects to the smallest part so far."""
         if not self.whole:
-            return [part.copy() for part in np.array_split(units, parts)]
+            size, more = divmod(len(units), parts)
+            return cut(units, [size + 1] * more + [size] * (parts - more))
         dealt: list[list[int]] = [[] for _ in range(parts)]
         heap = [(0, k) for k in range(parts)]
         for u in units.tolist():
@@ -128,6 +129,12 @@ class DealtUnits:
             dealt[k].append(u)
             heappush(heap, (size + int(self.sizes[u]), k))
         return [np.array(part, dtype=np.int64) for part in dealt]
+
+
+def cut(rows: Rows, sizes: Sequence[int] | Rows) -> list[Rows]:
+    """Return views of consecutive parts of these sizes; much faster than `np.split` if there are many."""
+    ends = np.cumsum(sizes).tolist()
+    return [rows[start:end] for start, end in pairwise([0, *ends])]
 
 
 def numbered(*keys: NDArray[np.int64]) -> Rows:

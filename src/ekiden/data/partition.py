@@ -19,7 +19,7 @@ from ekiden.data import holdout
 from ekiden.data.agreement import agreed
 from ekiden.data.assemble import from_tensors
 from ekiden.data.holdings import Source
-from ekiden.data.holdout import DealtUnits
+from ekiden.data.holdout import DealtUnits, cut
 from ekiden.data.samples import Dataset, FederatedData, Samples, Shares, coming_from
 
 Rows = NDArray[np.int64]
@@ -46,23 +46,23 @@ def divide(train_keys: Tensor, rows: Sequence[Rows], test_keys: Tensor) -> list[
     """
     keys, codes = np.unique(np.concatenate([numpy(train_keys), numpy(test_keys)]), return_inverse=True)
     train, test = np.split(codes, [len(train_keys)])
-    held = np.stack([np.bincount(train[r], minlength=len(keys)) for r in rows], axis=1)  # (keys, clients)
-    given: list[list[Rows]] = [[] for _ in rows]
+    clients = np.arange(len(rows))
+    client, key_of = np.repeat(clients, [len(r) for r in rows]), train[np.concatenate(rows)]
     sizes = np.zeros(len(rows), dtype=np.int64)
-    orphans = []
-    for key, counts in enumerate(held):
+    owner = np.zeros(len(test), dtype=np.int64)
+    orphans = [np.empty(0, dtype=np.int64)]
+    for key in range(len(keys)):
         found = np.flatnonzero(test == key)
+        counts = np.bincount(client[key_of == key], minlength=len(rows))
         if not counts.any():
             orphans.append(found)
             continue
         shares = _shares(len(found), counts, sizes)
-        for client in np.flatnonzero(shares):
-            start = shares[:client].sum()
-            given[client].append(found[start : start + shares[client]])
+        owner[found] = np.repeat(clients, shares)
         sizes += shares
-    for i, row in enumerate(np.concatenate([*orphans, np.empty(0, dtype=np.int64)])):
-        given[i % len(rows)].append(np.array([row]))
-    return [np.sort(np.concatenate([*g, np.empty(0, dtype=np.int64)])) for g in given]
+    late = np.concatenate(orphans)
+    owner[late] = np.arange(len(late)) % len(rows)
+    return cut(np.argsort(owner, kind="stable"), np.bincount(owner, minlength=len(rows)))
 
 
 def _shares(total: int, weights: Rows, sizes: Rows) -> Rows:
@@ -92,21 +92,22 @@ def share_out(
     empty = [name for name, r in zip(names, rows, strict=True) if not len(r)]
     if empty:
         raise UserError(f"client {empty[0]!r} would hold no training samples: take fewer clients or another partition.")
-    validation = _validation(dataset.train, rows, val_fraction)
-    pairs = [*zip(rows, validation, strict=True)]
-    parts = [r[~val] for r, val in pairs], [r[val] for r, val in pairs], test_rows
+    parts = *_validation(dataset.train, rows, val_fraction), test_rows
     return agreed(FederatedData(dataset, Shares(names, dataset, parts).clients()), mixed=mixed)
 
 
-def _validation(train: Samples, rows: Sequence[Rows], share: float) -> list[NDArray[np.bool_]]:
-    """Return for each client which of its rows are for validation."""
+def _validation(train: Samples, rows: Sequence[Rows], share: float) -> tuple[list[Rows], list[Rows]]:
+    """Divide the rows of each client into those for training and those for validation."""
     if not share or (train.subject is None and train.time is None):
-        return [np.arange(len(r)) < int(share * len(r)) for r in rows]
+        firsts = [int(share * len(r)) for r in rows]
+        pairs = [*zip(rows, firsts, strict=True)]
+        return [r[first:] for r, first in pairs], [r[:first] for r, first in pairs]
     every = np.concatenate(rows)
     client = np.repeat(np.arange(len(rows)), [len(r) for r in rows])
     subject, time = (None if of is None else of.cpu().numpy()[every] for of in (train.subject, train.time))
     held = holdout.held_out(share, client, subject=subject, time=time)
-    return np.split(held, np.cumsum([len(r) for r in rows])[:-1])
+    sizes = np.bincount(client, weights=held, minlength=len(rows)).astype(np.int64)
+    return cut(every[~held], [len(r) for r in rows] - sizes), cut(every[held], sizes)
 
 
 SPELLINGS = "iid, dirichlet:0.5, domains, domains:photo,sketch (all domains, in this order), classes:2, natural"
