@@ -533,12 +533,13 @@ def test_a_value_of_each_is_dropped_when_the_next_is_asked_for() -> None:
     dropped: list[Ref[Any]] = []
     given = {Ref(k, "0-0-task"): torch.tensor(i) for i, k in enumerate(CLIENTS) if k != "b"}
     fed, desk, ledger = federation(given)
-    desk.drop = dropped.append  # type: ignore[method-assign]
-    values = fed.each([Ref(k, "0-0-task") for k in CLIENTS], at_least=3)
+    desk.drop = dropped.append  # type: ignore[assignment,method-assign]
+    asked: list[Ref[Tensor]] = [Ref(k, "0-0-task") for k in CLIENTS]
+    values = fed.each(asked, at_least=3)
     assert int(next(values)) == 0
     assert dropped == []
     assert [int(value) for value in values] == [2, 3], "in their order, without the client that is away"
     assert dropped == list(given)
     assert [(row.source, row.missing) for row in ledger] == [("a", False), ("b", True), ("c", False), ("d", False)]
     with pytest.raises(ClientMissing, match="b did not answer"):
-        list(fed.each([Ref(k, "0-0-task") for k in CLIENTS]))
+        list(fed.each(asked))
