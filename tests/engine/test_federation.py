@@ -531,7 +531,7 @@ def test_a_mean_needs_one_reply_at_a_time(blobs: FederatedData) -> None:
 
 def test_a_value_of_each_is_dropped_when_the_next_is_asked_for() -> None:
     dropped: list[Ref[Any]] = []
-    given = {Ref(k, "0-0-task"): torch.tensor(i) for i, k in enumerate(CLIENTS) if k != "b"}
+    given: dict[Ref[Any], Any] = {Ref(k, "0-0-task"): torch.tensor(i) for i, k in enumerate(CLIENTS) if k != "b"}
     fed, desk, ledger = federation(given)
     desk.drop = dropped.append  # type: ignore[assignment,method-assign]
     asked: list[Ref[Tensor]] = [Ref(k, "0-0-task") for k in CLIENTS]
