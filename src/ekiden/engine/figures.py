@@ -650,17 +650,18 @@ def _top_of_labels(scores: "np.ndarray[Any, Any]", inner: Tensor) -> "np.ndarray
 
 def _of_table(table: "np.ndarray[Any, Any]") -> dict[str, Interval]:
     """Return percentile intervals of what follows from a confusion matrix, from samples drawn again from it."""
-    found: dict[str, list[float]] = {"balanced_accuracy": [], "macro_f1": []}
     total = int(table.sum())
     if not total:
         return {}
-    draw = np.random.default_rng(0)
-    for again in draw.multinomial(total, table.ravel() / total, size=_DRAWS):
-        rows = again.reshape(table.shape).astype(float)
-        recall, f1 = _recall_f1(rows.diagonal(), rows.sum(1), rows[:, :-1].sum(0))
-        found["balanced_accuracy"].append(_mean(recall))
-        found["macro_f1"].append(_mean(f1))
-    return {name: _percentiles(values) for name, values in found.items()}
+    found: list[tuple[Any, Any]] = []
+    draw, most = np.random.default_rng(0), max(1, 1_000_000 // table.size)  # at once: of many classes only some
+    for start in range(0, _DRAWS, most):
+        again = draw.multinomial(total, table.ravel() / total, size=min(most, _DRAWS - start)).astype(float)
+        rows = again.reshape(-1, *table.shape)
+        each = _recall_f1(rows.diagonal(axis1=1, axis2=2), rows.sum(2), rows[:, :, :-1].sum(1))
+        found.append(tuple(np.nanmean(values, axis=1) for values in each))
+    recall, f1 = (np.concatenate(values) for values in zip(*found, strict=True))
+    return {"balanced_accuracy": _percentiles(recall), "macro_f1": _percentiles(f1)}
 
 
 def _recall_f1(hits: Any, labels: Any, answers: Any) -> tuple[Any, Any]:
@@ -707,7 +708,7 @@ def _rows(each: Mapping[str, Any], outputs: int) -> tuple[Mapping[str, float], .
     )
 
 
-def _percentiles(values: list[float]) -> Interval:
+def _percentiles(values: Any) -> Interval:
     low, high = np.nanpercentile(values, [2.5, 97.5])
     return float(low), float(high)
 
