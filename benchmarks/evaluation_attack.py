@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ekiden.data.tasks import Classification, Scores
 from ekiden.engine.counting import EXACT, Care, counting_of, edges
-from ekiden.engine.figures import middles
+from ekiden.engine.ranked import middles
 from ekiden.engine.subgroups import told
 
 MODELS = 100

@@ -16,9 +16,10 @@ from ekiden import UserError
 from ekiden.base.checks import made
 from ekiden.data.tasks import Classification, LanguageModelling, MultiLabel, Regression, Scores, Segmentation, scaled
 from ekiden.data.tasks.base import IGNORED, Task
-from ekiden.engine import figures as figures_module
+from ekiden.engine import ranked
 from ekiden.engine.counting import EXACT, FIXED, Care, Counting, counting_of, edges, joined
-from ekiden.engine.figures import Figures, Ranked, Wanted, bounds, figures, middles, wilson
+from ekiden.engine.figures import Figures, figures
+from ekiden.engine.ranked import Ranked, Wanted, bounds, middles, wilson
 
 Array = np.ndarray[Any, Any]
 COARSE = Care(samples=10, coarse=True)
@@ -262,6 +263,20 @@ def test_a_bootstrap_of_the_calibration_error_does_not_hold_its_true_value() -> 
     assert held == 0
 
 
+def test_slope_and_calibration_in_the_large_have_intervals_that_hold() -> None:
+    """Of 40 samples of 300, whose logits should be 0.6·z + 0.8. With the slope 1, as many are expected as there are."""
+    draw, inside = np.random.default_rng(0), dict.fromkeys(("calibration_slope", "calibration_in_the_large"), 0)
+    for _ in range(40):
+        z = draw.normal(-1, 1.5, 300)
+        y = (draw.random(300) < 1 / (1 + np.exp(-(0.6 * z + 0.8)))).astype(int)
+        found = Ranked(*split_scores(*counted(two_classes(1 / (1 + np.exp(-z)), y)))).calibration()
+        for name, truth in (("calibration_slope", 0.6), ("calibration_in_the_large", 1.2416)):
+            inside[name] += found[name][1][0] <= truth <= found[name][1][1]
+    assert all(35 <= hits <= 40 for hits in inside.values()), inside
+    value = found["calibration_in_the_large"][0]
+    assert (1 / (1 + np.exp(-z - value))).sum() == pytest.approx(y.sum(), abs=0.05)
+
+
 def test_intervals_of_shares_are_wilsons() -> None:
     for hits, n in ((0, 5), (3, 10), (97, 100), (10, 10)):
         expected = binomtest(hits, n).proportion_ci(method="wilson")
@@ -289,7 +304,7 @@ def test_intervals_hold_the_true_value_about_as_often_as_they_say(monkeypatch: p
     p, y = skewed(40_000, 11, 0.3)
     truth = {"auroc": sk.roc_auc_score(y, p), "brier": sk.brier_score_loss(y, p)}
     draw, inside = np.random.default_rng(0), dict.fromkeys(truth, 0)
-    monkeypatch.setattr(figures_module, "_DRAWS", 200)
+    monkeypatch.setattr(ranked, "DRAWS", 200)
     for _ in range(60):
         rows = draw.integers(0, len(y), 150)
         found = told(two_classes(p[rows], y[rows]))

@@ -15,7 +15,8 @@ from ekiden import UserError
 from ekiden.data.kinds import Table
 from ekiden.data.tasks import Classification, MultiLabel, Scores, Survival
 from ekiden.engine.counting import EXACT, Care, counting_of
-from ekiden.engine.figures import Wanted, figures, wilson
+from ekiden.engine.figures import figures
+from ekiden.engine.ranked import Wanted, wilson
 from ekiden.engine.subgroups import Division, check_task, count, divisions, shift, table, told
 from tests.engine.test_figures import two_classes
 

@@ -20,8 +20,9 @@ from ekiden.data.tasks import Survival
 from ekiden.data.tasks.base import Scores
 from ekiden.data.tasks.measures import pairs
 from ekiden.engine.counting import Care, counting_of
-from ekiden.engine.figures import Wanted, figures
+from ekiden.engine.figures import figures
 from ekiden.engine.method import Size
+from ekiden.engine.ranked import Wanted
 from ekiden.results.result import Result
 from ekiden.results.survival import Baseline
 from ekiden.serving.card import card

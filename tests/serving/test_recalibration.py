@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 
 from ekiden import Hardware, Training, UserError, evaluate, load_model, open_run, run
 from ekiden.data import federate
-from ekiden.engine.figures import Ranked
+from ekiden.engine.ranked import Ranked
 from ekiden.methods import FedSeq
 from ekiden.serving.card import card
 from ekiden.serving.exporting import about

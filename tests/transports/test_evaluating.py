@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from ekiden.base.errors import UserError
 from ekiden.engine.method import Method
@@ -75,6 +77,27 @@ def test_a_model_is_measured_at_silos_that_did_not_train_it(method: Method, tmp_
     custody = file.with_name("custody.jsonl")
     custody.write_text("".join(custody.read_text().splitlines(keepends=True)[:3]))
     assert "evaluations/all: nobody signed what client-3 measured" in verify(run).wrong
+
+
+def test_silos_measure_the_values_of_another_file(tmp_path: Path) -> None:
+    """A model that was trained elsewhere, in the run's network; `verify` compares with what was measured."""
+    nodes, public = trained(tmp_path, FedSeq(epochs=1))
+    run, other = tmp_path / "run", tmp_path / "other.safetensors"
+    values = load_file(run / "model.safetensors")
+    save_file({name: -value for name, value in values.items()}, other)
+    keys = {name: public[name] for name in FOUR[2:]}
+    rows = [
+        evaluate(run, FOUR[2:], nodes, run / EVALUATIONS / to, keys, lambda line: None, weights=weights, **SILENT)
+        for to, weights in (("own", None), ("other", other))
+    ]
+    assert rows[0]["accuracy"] != rows[1]["accuracy"]
+    assert verify(run).wrong == ()
+    kept = run / EVALUATIONS / "other" / "model.safetensors"
+    save_file(values, kept)
+    assert "evaluations/other: silos measured another model than the one in the folder" in verify(run).wrong
+    save_file({"head": torch.zeros(3)}, other)
+    with pytest.raises(UserError, match=r"other\.safetensors holds another network than the run's"):
+        evaluate(run, FOUR[2:], nodes, run / EVALUATIONS / "no", keys, lambda line: None, weights=other, **SILENT)
 
 
 def test_with_and_without_one_silo_is_refused(tmp_path: Path) -> None:

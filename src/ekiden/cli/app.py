@@ -62,7 +62,7 @@ train
 look
   show RUN          what a run folder holds
   log RUN -f        a line for each step, until the run ends
-  evaluate RUN      accuracy per client, domain and class
+  evaluate RUN      figures with intervals, by client and group; also at silos
   compare RUN...    runs side by side
   report RUN...     one page of tables and figures, from runs and sweeps
   export RUN... OUT metrics as Parquet, CSV or TensorBoard files

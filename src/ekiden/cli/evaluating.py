@@ -14,16 +14,17 @@ from tyro.conf import Positional
 from ekiden import data as datasets
 from ekiden.base import outside
 from ekiden.base.checks import Positive, made, reading
-from ekiden.base.errors import UserError, unknown
+from ekiden.base.errors import UserError, counted, unknown
 from ekiden.cli.console import console, table_of
 from ekiden.data.kinds import Inputs
 from ekiden.data.samples import said_in
 from ekiden.data.tasks import Metric, Task, recorded
 from ekiden.data.tasks.base import measured
-from ekiden.engine.figures import Figures, Wanted
+from ekiden.engine.figures import Figures
 from ekiden.engine.folder import read_config
 from ekiden.engine.method import Method
 from ekiden.engine.networks import read_model
+from ekiden.engine.ranked import Wanted
 from ekiden.engine.setup import check_same_data
 from ekiden.engine.subgroups import check_divisions, divisions
 from ekiden.results import divided
@@ -35,6 +36,7 @@ from ekiden.runs.plan import Plan, in_memory, judge, stored
 from ekiden.serving.loading import load_model, open_run
 
 Place: TypeAlias = Literal["here", "flower"]
+_GUESS = "always the commonest class"
 _MOST_NAMED = 20  # classes whose shares are printed
 
 
@@ -50,6 +52,8 @@ class EvaluateOptions:
     """column of labels in the tables of --data, or several columns; by default as in the run, if it knows them"""
     column: str = ""
     """column of the tables of --data that holds the images, texts or arrays; by default as in the run"""
+    weights: Path | None = None
+    """safetensors file whose values are measured in the run's network instead of its model"""
     client: str = ""
     """the personal model of this client instead of the global one"""
     metric: str = ""
@@ -80,6 +84,7 @@ class EvaluateOptions:
 
 def evaluate(options: EvaluateOptions) -> None:
     """`ekiden evaluate RUN [--data ...]`."""
+    _check_weights(options)
     if options.on == "flower":
         return _on_silos(options)
     if options.federation or options.clients:
@@ -98,6 +103,8 @@ def evaluate(options: EvaluateOptions) -> None:
         raise UserError("--at is for a run's global model: leave out --client")
     if in_memory(config) and options.by:
         raise UserError(f"{options.run} has its data in Python: ekiden.evaluate({str(options.run)!r}, silos, by=...)")
+    if in_memory(config) and options.weights:
+        raise UserError(f"{options.run} has no data here: with --weights give --on flower, or a run on files here")
     if in_memory(config) and options.data:
         return _on_other_data(options)
     if not config.get("on") and (why := in_memory(config)):
@@ -113,10 +120,11 @@ def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
         check_divisions(by, data.dataset)
     test = judge(plan, own, data)
     name = f"personal/{options.client}.safetensors" if options.client else "model.safetensors"
+    name = str(options.weights.absolute()) if options.weights else name
     build = test.own if options.client else test.build
     if options.at:
         test = test.at_times(options.at, _hazard(options, test.task))
-    model, full = read_model(options.run, name, build), test.task.measures_all or None
+    model, full = read_model(options.run, name, build, own=not options.weights), test.task.measures_all or None
     scores = test.scores(model, personal=bool(options.client), full=full)
     headline, everything = test.task.headline, scores.metrics() if test.task.measures_all else {}
     wanted = Wanted(options.threshold, options.sensitivity)
@@ -125,12 +133,12 @@ def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
     if options.calibrate and told:
         _calibrate(options, told)
     table = test.subgroups(scores if full else test.scores(model, full=True), by, wanted) if by else {}
-    if by and not options.data:
+    if by and not options.data and not options.weights:
         divided.keep(options.run, table["subgroups"])
     groups = {"client": {} if options.data else test.by_client(scores)}
     groups |= {"domain": test.by_domain(scores), "class": test.by_class(scores)}
     run = summary.summarise(options.run)
-    if run.metrics and not run.finished:
+    if run.metrics and not run.finished and not options.weights:
         steps = plan.recipe.method.steps(len(run.config["clients"]))
         line = f"the run stopped after step {run.last['step']} of {steps}: this is its model so far"
         print(line, file=sys.stderr if options.json else sys.stdout)
@@ -142,18 +150,19 @@ def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
         return
     tuned = "validation samples (the run's --tune)" if plan.tune and not options.data else "test samples"
     of = "validation samples" if options.calibrate else tuned
-    known = not options.data and headline.name == "accuracy"
-    guess = f" (always the commonest class: {100 * test.majority:.2f} %)" if known else ""
+    known = not told and not options.data and headline.name == "accuracy"
+    guess = f" ({_GUESS}: {100 * test.majority:.2f} %)" if known else ""
     console.print(f"{headline.name} {headline.shown(scores.score())}{headline.unit} on {len(scores)} {of}{guess}")
-    if others := [m for m in measured(test.task) if m.name in everything and m.name != headline.name]:
-        console.print(", ".join(f"{m.name} {m.shown(everything[m.name])}{m.unit}" for m in others), soft_wrap=True)
     if told:
-        _show_figures(told, test.task, data.dataset.classes)
+        _show_figures(told, test.task, data.dataset.classes, everything)
     if by:
         show_subgroups(table["subgroups"], table["groups"])
     for group, rows in groups.items():
         if rows:
             console.print(_values(group, rows, headline))
+    if each := [value for _, value in groups["client"].values() if not isnan(value)]:
+        mean = headline.shown(sum(each) / len(each))
+        console.print(f"mean over {counted(len(each), 'client')}: {headline.name} {mean}{headline.unit}")
 
 
 def _planned(
@@ -185,6 +194,16 @@ def _planned(
     return plan, own, data
 
 
+def _check_weights(options: EvaluateOptions) -> None:
+    """Refuse what another file's values do not have."""
+    if options.weights is None:
+        return
+    if options.client or options.at or options.calibrate:
+        raise UserError("--weights has neither personal models nor a hazard: leave out --client, --at, --calibrate")
+    if not options.weights.is_file():
+        raise UserError(f"{options.weights} is not a file: give a safetensors file with values of the run's network")
+
+
 def _hazard(options: EvaluateOptions, task: Task) -> tuple[float, ...]:
     """Return the cumulative hazard of a run's model at the times of --at."""
     return baseline_of(load_model(options.run).baseline, task).hazard_at(options.at) if options.at else ()
@@ -208,17 +227,22 @@ def _calibrate(options: EvaluateOptions, found: Figures) -> None:
     print(line, file=sys.stderr if options.json else sys.stdout)
 
 
-def _show_figures(found: Figures, task: Task, classes: Sequence[object]) -> None:
-    """Print figures with their intervals, and thresholds."""
-    table = Table("figure", "value", "95 % interval", "error by bins")
-    for metric in task.metrics:
-        if metric.name not in found.values:
+def _show_figures(found: Figures, task: Task, classes: Sequence[object], exact: Mapping[str, float] = {}) -> None:
+    """Print figures with their intervals, and thresholds; `exact` values are of the scores themselves."""
+    table = Table("figure", "value", "95 % interval", "error by bins", *(["exact"] if exact else []))
+    known = {metric.name: (metric.shown, metric.unit, metric.scale) for metric in measured(task)}
+    for name in [*known, *(name for name in found.values if name not in {*known, "loss"})]:
+        if name not in found.values and name not in exact:
             continue
-        interval, error = found.intervals.get(metric.name), found.errors.get(metric.name)
-        ends = f"{metric.shown(interval[0])} to {metric.shown(interval[1])}" if interval else ""
-        off = f"below {metric.scale * error:.2g}" if error and error >= 1e-6 else ""
-        table.add_row(metric.name + metric.unit, metric.shown(found.values[metric.name]), ends, off)
+        text, unit, scale = known.get(name, ("{:.4g}".format, "", 1))
+        values = [text(of[name]) if name in of else "" for of in (found.values, exact)]
+        interval, error = found.intervals.get(name), found.errors.get(name)
+        ends = f"{text(interval[0])} to {text(interval[1])}" if interval else ""
+        off = f"below {scale * error:.2g}" if error and error >= 1e-6 else ""
+        table.add_row(name + unit, values[0], ends, off, *values[1 : 1 + bool(exact)])
     console.print(table)
+    if found.majority is not None:
+        console.print(f"{_GUESS} of the training samples: {100 * found.majority:.2f} % accuracy", soft_wrap=True)
     if found.prevalence and len(classes) == len(found.prevalence) <= _MOST_NAMED:
         shares = (f"{name} {100 * share:.2f} %" for name, share in zip(classes, found.prevalence, strict=True))
         console.print(f"share of test samples: {', '.join(shares)}", soft_wrap=True)
@@ -301,8 +325,8 @@ def _on_silos(options: EvaluateOptions) -> None:
         raise UserError("--at is for test samples, without subgroups: leave out --by and --calibrate")
     by, at = [one.text() for one in divisions(options.by)], dict(zip(options.at, _hazard(options, task), strict=True))
     about = (options.run, options.federation, options.clients)
-    row = silos.evaluate(*about, validation=bool(options.calibrate), by=by, at=at)
-    if by and "subgroups" in row:
+    row = silos.evaluate(*about, validation=bool(options.calibrate), by=by, at=at, weights=options.weights)
+    if by and not options.weights and "subgroups" in row:
         divided.keep(options.run, row["subgroups"])
     with reading("what silos reported", "the same Ekiden at all parties"):
         found = made(Figures, row["figures"])
@@ -314,8 +338,6 @@ def _on_silos(options: EvaluateOptions) -> None:
     _show_figures(found, task, config["classes"])
     if "subgroups" in row:
         show_subgroups(row["subgroups"])
-    if guess := row.get("majority"):
-        console.print(f"always the commonest class: {100 * guess:.2f} % accuracy")
     means = row["silo_means"]
     shown = [f"{m.name} {m.shown(means[m.name])}{m.unit}" for m in task.metrics if m.name in means]
     console.print(f"mean over {found.silos} silos: {', '.join(shown)}", soft_wrap=True)
@@ -354,15 +376,18 @@ def _on_other_data(options: EvaluateOptions) -> None:
     if options.metric:
         task = replace(task, metric=outside.located(options.metric))
         run = replace(run, config={**run.config, "task": recorded(task)})
-    row = run.evaluate(options.data, **_columns(options, inputs_of(run.config)))
+    row = run.evaluate(options.data, at=options.at, **_columns(options, inputs_of(run.config)))
     found = {"loss": row["loss"]} | {m.name: row[m.name] for m in measured(task) if m.name in row}
     found |= row.get("metrics", {})
     if options.json:
         print(json.dumps(found))
         return
-    shown = {m.name: f"{m.name} {m.shown(found[m.name])}{m.unit}" for m in measured(task) if m.name in found}
-    first = shown.pop(task.headline.name, "")
-    console.print(", ".join([first, *shown.values(), f"loss {row['loss']:.4f}"]), soft_wrap=True)
+    headline = task.headline
+    value = found.get(headline.name)
+    shown = "-" if value is None else f"{headline.shown(value)}{headline.unit}"
+    console.print(f"{headline.name} {shown}, loss {row['loss']:.4f}")
+    if "figures" in row:
+        _show_figures(made(Figures, row["figures"]), task, run.config["classes"], row["metrics"])
 
 
 def _columns(options: EvaluateOptions, inputs: Inputs) -> dict[str, Any]:

@@ -408,7 +408,14 @@ def _link(folder: Path) -> dict[str, Any]:
 
 
 def evaluate(
-    run: Path, federation: Path | None, clients: str, *, validation: bool, by: Sequence[str], at: Mapping[float, float]
+    run: Path,
+    federation: Path | None,
+    clients: str,
+    *,
+    validation: bool,
+    by: Sequence[str],
+    at: Mapping[float, float],
+    weights: Path | None,
 ) -> dict[str, Any]:
     """Measure the model of a run at silos, on validation or on test samples, and return the row of metrics."""
     plan = stored(run)
@@ -424,7 +431,8 @@ def evaluate(
     plan = replace(plan, clients=names, recipe=recipe)
     out = run / EVALUATIONS / token_hex(8)
     security, public_keys = _superlink_of(plan, link, anywhere=True)
-    if ended := commands.run(plan, link, security, out, public_keys, say, run, validation=validation, by=by, at=at):
+    asked: dict[str, Any] = {"validation": validation, "by": by, "at": at, "weights": weights}
+    if ended := commands.run(plan, link, security, out, public_keys, say, run, **asked):
         raise UserError(ended)
     try:
         row: dict[str, Any] = json.loads((out / "metrics.jsonl").read_text(encoding="utf-8"))

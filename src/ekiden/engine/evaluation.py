@@ -15,8 +15,9 @@ from ekiden.data.tasks import Metric, MultiLabel, Scores, Survival, Task
 from ekiden.engine import subgroups, wire
 from ekiden.engine.counting import EXACT, counting_of
 from ekiden.engine.drive import Evaluator
-from ekiden.engine.figures import Figures, Wanted, figures
+from ekiden.engine.figures import Figures, figures
 from ekiden.engine.method import Method
+from ekiden.engine.ranked import Wanted
 from ekiden.engine.transport import Transport
 from ekiden.engine.worker import Worker
 from ekiden.training import fit as fitting

@@ -4,47 +4,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from math import exp, inf, isnan, nan, sqrt
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from ekiden.base.checks import Checked, Range
 from ekiden.engine.counting import FIXED, GROUPS, Counting, OfClasses, OfLabels, OfNumbers, OfTimes
+from ekiden.engine.ranked import DRAWS, Interval, Ranked, Threshold, Wanted, Z, bounds, middles, percentiles, wilson
 
-Interval = tuple[float, float]
-_FEW = 10  # samples of a kind below which DeLong's variance is too small
-_Z = 1.959963984540054  # of the normal distribution, for 95 %
 RECALIBRATIONS = ("platt", "temperature")
-_STEEPEST = 100.0  # slope of a recalibration; with a larger one the scores separate the classes
-_LAPS = 50  # of Newton's method
-_DRAWS = 1000  # of the bootstrap
-_POINTS = 8  # within a bin, at which the precision is taken
-_TENTHS = 10  # points of a calibration curve
-
-
-@dataclass(frozen=True)
-class Threshold:
-    """How well a threshold of the second class's probability tells the two classes apart.
-
-    Attributes:
-        rule: how it was chosen.
-        threshold: samples with this probability or more are called positive.
-        sensitivity: share of the positive samples that are.
-        specificity: share of the negative samples that are not.
-        predictive: share of the samples called positive that are; None if there is none.
-        negative_predictive: share of the samples called negative that are.
-        intervals: of sensitivity and specificity, 95 % (Wilson).
-    """
-
-    rule: str
-    threshold: float
-    sensitivity: float
-    specificity: float
-    predictive: float | None
-    negative_predictive: float | None
-    intervals: Mapping[str, Interval]
 
 
 @dataclass(frozen=True)
@@ -92,7 +60,7 @@ class Figures:
     Attributes:
         samples: test samples that were counted.
         silos: silos that told about their samples.
-        values: the metrics of the task, by their names.
+        values: the metrics of the task, by their names; of two classes also slope and calibration in the large.
         intervals: 95 % intervals of some of them, as if samples were drawn independently.
         errors: how far a value from binned scores can be from that of the scores themselves; absent if scores in sparse
             bins were moved.
@@ -128,21 +96,6 @@ class Figures:
         """Return the figures as plain values, as a file has them, without those that are empty."""
         found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return {name: value for name, value in found.items() if value not in ([], {}, None, False)}
-
-
-@dataclass(frozen=True)
-class Wanted(Checked):
-    """Which thresholds are shown, in addition to 0.5 and Youden's.
-
-    Attributes:
-        threshold: one that was chosen before.
-        sensitivity: the least that the highest threshold must have.
-        bootstrap: whether intervals without a formula are computed, which takes longest.
-    """
-
-    threshold: Annotated[float, Range(least=0, most=1)] | None = None
-    sensitivity: Annotated[float, Range(least=0, most=1)] = 0.95
-    bootstrap: bool = True
 
 
 def figures(counting: Counting, numbers: Tensor, wanted: Wanted | None = None) -> Figures:
@@ -206,6 +159,8 @@ def _of_classes(n: dict[str, Any], counting: OfClasses, wanted: Wanted | None, *
             intervals |= ranked[0].bootstrap() if wanted.bootstrap else {}
             more["thresholds"] = ranked[0].thresholds(wanted)
             more["calibration"] = ranked[0].curve()
+            for name, (value, ends) in ranked[0].calibration().items():
+                values[name], intervals[name] = value, ends
             found_lines = {name: ranked[0].recalibrated(shift=name == "platt") for name in RECALIBRATIONS}
             more["recalibration"] = {name: line for name, line in found_lines.items() if line}
     counted = float(labels.sum())
@@ -319,7 +274,7 @@ def _of_times(n: dict[str, Any], counting: OfTimes, wanted: Wanted | None) -> di
     aa, ab, bb = n["squares"]
     found["values"] = {"c_index": value}
     if wanted:
-        reach = _Z * sqrt(max(float(aa / 4 - value * ab + value**2 * bb), 0.0)) / pairs
+        reach = Z * sqrt(max(float(aa / 4 - value * ab + value**2 * bb), 0.0)) / pairs
         found["intervals"] = {"c_index": (max(value - reach, 0.0), min(value + reach, 1.0))}
     return found
 
@@ -329,7 +284,7 @@ def _at_time(time: float, grouped: "np.ndarray[Any, Any]", errors: "np.ndarray[A
     whole, samples = _foretold(grouped.sum(1)), float(grouped[0].sum())
     brier = float(errors[0]) / samples
     error = sqrt(max(float(errors[1]) / samples - brier**2, 0.0) / samples)
-    ends = max(brier - _Z * error, 0.0), brier + _Z * error
+    ends = max(brier - Z * error, 0.0), brier + Z * error
     groups = tuple(_foretold(one) for one in grouped.T if one[0] and one[2] + one[3] > 0)
     return AtTime(time, brier, ends, whole.observed * (1 - whole.observed), whole, groups)
 
@@ -388,7 +343,7 @@ def _around(value: float, errors: Any, least: float = 0.0, most: float = 1.0) ->
     The mean's error is at most the mean of the errors, however the figures depend on each other; of one figure it is
     that. So intervals of means are rather too wide.
     """
-    reach = _Z * _mean(errors)
+    reach = Z * _mean(errors)
     return max(value - reach, least), min(value + reach, most)
 
 
@@ -400,210 +355,6 @@ def _of_means(ranked: "list[Ranked]", values: Mapping[str, float], *, summed: bo
     areas = _around(values["auroc"], [one.area_error() for one in known])
     errors = [one.brier_error() for one in ranked]
     return {"auroc": areas, "brier": _around(values["brier"], sum(errors) if summed else errors, 0.0, inf)}
-
-
-@dataclass(frozen=True)
-class Ranked:
-    """Samples without (`low`) and with a label (`high`) by bins of its score, ascending.
-
-    Attributes:
-        low: (bins,) samples without the label.
-        high: (bins,) samples with it.
-        middles: (bins,) a probability within each bin.
-        bounds: (bins + 1,) the probabilities between which the bins lie.
-    """
-
-    low: "np.ndarray[Any, Any]"
-    high: "np.ndarray[Any, Any]"
-    middles: "np.ndarray[Any, Any]"
-    bounds: "np.ndarray[Any, Any]"
-
-    @property
-    def both(self) -> bool:
-        """Whether there are samples of both kinds."""
-        return bool(self.low.sum()) and bool(self.high.sum())
-
-    def auroc(self) -> tuple[float, float]:
-        """Return the area under the ROC curve, where scores in one bin are equal, and how far it can be off.
-
-        The area counts pairs of samples. Only pairs within a bin can be in another order than the bins say.
-        """
-        if not self.both:
-            return nan, nan
-        pairs = self.low.sum() * self.high.sum()
-        within = float(self.low @ self.high) / 2
-        return float(self.high @ _below(self.low) + within) / pairs, within / pairs
-
-    def average_precision(self) -> tuple[float, float]:
-        """Return the average precision, and how far it can be off.
-
-        It is Σ over samples with the label, from the highest score on, of the precision down to this sample. Within a
-        bin these samples are taken to lie evenly among the others.
-        """
-        if not self.high.sum():
-            return nan, nan
-        low, high = self.low[::-1], self.high[::-1]
-        hits, wrong = high.cumsum() - high, low.cumsum() - low
-        points = np.minimum(high, _POINTS)
-        at = np.arange(_POINTS)[:, None]
-        with np.errstate(invalid="ignore", divide="ignore"):
-            place = (at + 0.5) / points * high + 0.5  # all samples of a bin that has up to 8, otherwise 8 among them
-            precision = (hits + place) / (hits + place + wrong + place * low / (high + 1))
-            found = high * np.where(at < points, precision, 0).sum(0) / points
-            best = high * (hits + high) / (hits + high + wrong)
-            worst = high * (hits + 1) / (hits + 1 + wrong + low)
-        value, most, least = (float(np.nan_to_num(each).sum() / high.sum()) for each in (found, best, worst))
-        return value, max(most - value, value - least)
-
-    def brier(self) -> tuple[float, float]:
-        """Return Σ (p - y)² from the middles of the bins, and how far it can be off."""
-
-        def error(p: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-            return np.asarray(self.low * p**2 + self.high * (1 - p) ** 2)
-
-        found = error(self.middles)
-        ends = np.abs(np.stack([error(self.bounds[:-1]), error(self.bounds[1:])]) - found)
-        return float(found.sum()), float(ends.max(0).sum())
-
-    def recalibrated(self, *, shift: bool) -> tuple[float, float] | None:
-        """Return slope and intercept of the logistic regression of the label on the logit of the score, from counts.
-
-        John Platt: Probabilistic outputs for support vector machines. 1999. Chuan Guo et al.: On calibration of modern
-        neural networks. ICML 2017. https://arxiv.org/abs/1706.04599
-
-        Args:
-            shift: whether there is an intercept; otherwise it is 0.
-
-        Returns:
-            None if there is no such line: the scores separate the classes, or higher scores mean the other class.
-        """
-        z = np.log(self.middles) - np.log1p(-self.middles)
-        x = np.stack([z, np.ones_like(z)])[: 2 if shift else 1]
-        total, line = self.low + self.high, np.zeros(len(x))
-
-        def likelihood(at: "np.ndarray[Any, Any]") -> float:
-            eta = at @ x
-            return float(self.high @ eta - total @ np.logaddexp(0, eta))
-
-        for _ in range(_LAPS):
-            p = np.exp(-np.logaddexp(0, -(line @ x)))
-            hessian = (x * (total * p * (1 - p))) @ x.T
-            if np.linalg.cond(hessian) > 1 / np.finfo(float).eps:
-                return None
-            step = np.linalg.solve(hessian, x @ (self.high - total * p))
-            while likelihood(line + step) < likelihood(line) - 1e-9 * total.sum():
-                step /= 2
-            line = line + step
-            if not np.abs(line).max() < _STEEPEST:
-                return None
-            if np.abs(step).max() < 1e-10:
-                slope, intercept = float(line[0]), float(line[1]) if shift else 0.0
-                return (slope, intercept) if slope > 0 else None
-        return None
-
-    def area_error(self) -> float:
-        """Return DeLong's standard error of the area; see `delong`."""
-        area, _ = self.auroc()
-        negatives, positives = self.low.sum(), self.high.sum()
-        of_high = (_below(self.low) + self.low / 2) / negatives
-        of_low = (positives - _below(self.high) - self.high / 2) / positives
-        return sqrt(
-            sum(
-                float(weights @ (placed - area) ** 2) / max(total - 1, 1) / total
-                for weights, placed, total in ((self.high, of_high, positives), (self.low, of_low, negatives))
-            )
-        )
-
-    def brier_error(self) -> float:
-        """Return the standard error of the mean of (p - y)², from the middles of the bins."""
-        total, wrong, right = (self.low + self.high).sum(), self.middles**2, (1 - self.middles) ** 2
-        if not total:
-            return nan
-        mean = float(self.low @ wrong + self.high @ right) / total
-        return sqrt(float(self.low @ (wrong - mean) ** 2 + self.high @ (right - mean) ** 2)) / float(total)
-
-    def delong(self) -> Interval:
-        """Return DeLong's interval of the area, on the logit scale.
-
-        Of few samples its variance is too small, and 0 if all pairs are in order. So with fewer than 10 of the rarer
-        kind, it is at least as wide as Wilson's interval of as large a share of these.
-
-        Elizabeth DeLong, David DeLong, Daniel Clarke-Pearson: Comparing the areas under two or more correlated receiver
-        operating characteristic curves. Biometrics 44, 1988.
-        """
-        area, _ = self.auroc()
-        negatives, positives = self.low.sum(), self.high.sum()
-        error = self.area_error()
-        rare = float(min(negatives, positives))
-        share = wilson(area * rare, rare)
-        if not 0 < area < 1 or error <= 0:
-            return share
-        middle, spread = np.log(area / (1 - area)), _Z * error / (area * (1 - area))
-        low, high = (float(1 / (1 + np.exp(-(middle + sign * spread)))) for sign in (-1, 1))
-        return (low, high) if rare >= _FEW else (min(low, share[0]), max(high, share[1]))
-
-    def bootstrap(self) -> dict[str, Interval]:
-        """Return percentile intervals of what has no formula, from samples drawn again from the bins."""
-        counts = np.stack([self.low, self.high])
-        used = counts.sum(0) > 0
-        rows = counts[:, used].ravel()
-        draw = np.random.default_rng(0)
-        found: dict[str, list[float]] = {"average_precision": []}
-        places = np.concatenate([self.bounds[:-1][used], self.bounds[-1:]])
-        for again in draw.multinomial(int(rows.sum()), rows / rows.sum(), size=_DRAWS):
-            low, high = again.reshape(2, -1).astype(float)
-            one = Ranked(low, high, self.middles[used], places)
-            found["average_precision"].append(one.average_precision()[0])
-        return {name: _percentiles(values) for name, values in found.items()}
-
-    def thresholds(self, wanted: Wanted) -> tuple[Threshold, ...]:
-        """Return 0.5, Youden's threshold, that of a sensitivity, and a chosen one."""
-        above = np.stack([_above(self.low), _above(self.high)])  # at each boundary, from bin k on
-        sensitivity, specificity = above[1] / self.high.sum(), 1 - above[0] / self.low.sum()
-        places = {"0.5": int(np.abs(self.bounds - 0.5).argmin())}
-        places["Youden"] = int((sensitivity + specificity).argmax())
-        enough = np.nonzero(sensitivity >= wanted.sensitivity - 1e-12)[0]
-        places[f"sensitivity {wanted.sensitivity:g}"] = int(enough[-1])
-        if wanted.threshold is not None:
-            places["chosen"] = int(np.abs(self.bounds - wanted.threshold).argmin())
-        return tuple(self._threshold(rule, place, above) for rule, place in places.items())
-
-    def _threshold(self, rule: str, place: int, above: "np.ndarray[Any, Any]") -> Threshold:
-        wrong, hits = above[:, place]
-        negatives, positives = self.low.sum(), self.high.sum()
-        called, others = wrong + hits, negatives + positives - wrong - hits
-        return Threshold(
-            rule,
-            float(self.bounds[place]),
-            float(hits / positives),
-            float(1 - wrong / negatives),
-            float(hits / called) if called else None,
-            float((negatives - wrong) / others) if others else None,
-            {"sensitivity": wilson(hits, positives), "specificity": wilson(negatives - wrong, negatives)},
-        )
-
-    def curve(self) -> tuple[tuple[int, float, float], ...]:
-        """Return samples, mean score and share of the label by tenths of the samples, in order of their scores."""
-        totals = self.low + self.high
-        middle = totals.cumsum() - totals / 2
-        group = np.minimum(middle / totals.sum() * _TENTHS, _TENTHS - 1).astype(int)
-        found = []
-        for tenth in range(_TENTHS):
-            inside = group == tenth
-            if samples := totals[inside].sum():
-                score = float((totals * self.middles)[inside].sum() / samples)
-                found.append((int(samples), score, float(self.high[inside].sum() / samples)))
-        return tuple(found)
-
-
-def wilson(hits: float, samples: float) -> Interval:
-    """Return the 95 % score interval of a share.
-
-    Edwin Wilson: Probable inference, the law of succession, and statistical inference. JASA 22, 1927.
-    """
-    share, z = hits / samples, _Z**2 / samples
-    middle, half = share + z / 2, _Z * sqrt(max(share * (1 - share) / samples + z / (4 * samples), 0.0))
-    return max(float((middle - half) / (1 + z)), 0.0), min(float((middle + half) / (1 + z)), 1.0)
 
 
 def _of_scores(
@@ -655,13 +406,13 @@ def _of_table(table: "np.ndarray[Any, Any]") -> dict[str, Interval]:
         return {}
     found: list[tuple[Any, Any]] = []
     draw, most = np.random.default_rng(0), max(1, 1_000_000 // table.size)  # at once: of many classes only some
-    for start in range(0, _DRAWS, most):
-        again = draw.multinomial(total, table.ravel() / total, size=min(most, _DRAWS - start)).astype(float)
+    for start in range(0, DRAWS, most):
+        again = draw.multinomial(total, table.ravel() / total, size=min(most, DRAWS - start)).astype(float)
         rows = again.reshape(-1, *table.shape)
         each = _recall_f1(rows.diagonal(axis1=1, axis2=2), rows.sum(2), rows[:, :, :-1].sum(1))
         found.append(tuple(np.nanmean(values, axis=1) for values in each))
     recall, f1 = (np.concatenate(values) for values in zip(*found, strict=True))
-    return {"balanced_accuracy": _percentiles(recall), "macro_f1": _percentiles(f1)}
+    return {"balanced_accuracy": percentiles(recall), "macro_f1": percentiles(f1)}
 
 
 def _recall_f1(hits: Any, labels: Any, answers: Any) -> tuple[Any, Any]:
@@ -676,27 +427,6 @@ def _majority(n: dict[str, Any], labels: "np.ndarray[Any, Any]") -> float | None
     return float(labels[n["train"].argmax()] / (n["places"] if "places" in n else n["samples"]))
 
 
-def _below(counts: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-    """Return how many are in lower bins."""
-    return np.asarray(counts.cumsum() - counts)
-
-
-def _above(counts: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-    """Return how many are in this bin or above; at the end, 0."""
-    return np.append(counts[::-1].cumsum()[::-1], 0.0)
-
-
-def bounds(inner: Tensor) -> "np.ndarray[Any, Any]":
-    """Return the probabilities between which bins lie."""
-    return np.concatenate([[0.0], torch.sigmoid(inner).numpy(), [1.0]])
-
-
-def middles(inner: Tensor) -> "np.ndarray[Any, Any]":
-    """Return a probability within each bin."""
-    ends = torch.cat([inner[:1] - 1, inner, inner[-1:] + 1])
-    return np.asarray(torch.sigmoid((ends[1:] + ends[:-1]) / 2).numpy())
-
-
 def _all(ranked: "list[Ranked]", name: str) -> "np.ndarray[Any, Any]":
     return np.array([getattr(one, name)()[0] for one in ranked])
 
@@ -706,11 +436,6 @@ def _rows(each: Mapping[str, Any], outputs: int) -> tuple[Mapping[str, float], .
     return tuple(
         {name: float(values[k]) for name, values in each.items() if not isnan(values[k])} for k in range(outputs)
     )
-
-
-def _percentiles(values: Any) -> Interval:
-    low, high = np.nanpercentile(values, [2.5, 97.5])
-    return float(low), float(high)
 
 
 def _mean(values: Any) -> float:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -250,13 +251,14 @@ def write_models(
         folder.write_model("model.safetensors", dict(as_module(build, model).state_dict()))
 
 
-def read_model(folder: Path, name: str, build: Callable[[], nn.Module]) -> Weights:
-    """Return a model that a run wrote."""
+def read_model(folder: Path, name: str, build: Callable[[], nn.Module], *, own: bool = True) -> Weights:
+    """Return a model that a run wrote, with a digest; `own=False`: the values in any safetensors file."""
     file = folder / name
     module = build()
+    todo = "run it again" if own else "give one with the values of the run's network"
     state = module.state_dict()  # has versions of layers; without, BatchNorm expects counters
     try:
-        found = load_tensors(file)
+        found = load_tensors(file) if own else load_file(file)
         state.clear()
         state.update(found)
         module.load_state_dict(state)
@@ -267,7 +269,7 @@ def read_model(folder: Path, name: str, build: Callable[[], nn.Module]) -> Weigh
         hint += ": choose one by --client" if any("personal" in file for file in present) else ""
         raise UserError(f"{folder} has no {name}: {hint}") from None
     except (SafetensorError, OSError, ValueError, Damaged) as error:
-        raise UserError(f"{file} is damaged or not a safetensors file ({error}): run it again") from None
+        raise UserError(f"{file} is damaged or not a safetensors file ({error}): {todo}") from None
     except RuntimeError:
-        raise UserError(f"{file} holds another network than the run's: was it replaced?") from None
+        raise UserError(f"{file} holds another network than the run's: {'was it replaced?' if own else todo}") from None
     return Network(module).weights()

@@ -15,7 +15,8 @@ from ekiden.data.kinds import Inputs, Table
 from ekiden.data.samples import Dataset
 from ekiden.data.tasks import Classification, Regression, Scores, Survival, Task
 from ekiden.engine.counting import Care, Counting
-from ekiden.engine.figures import Figures, Interval, Wanted, figures
+from ekiden.engine.figures import Figures, figures
+from ekiden.engine.ranked import Interval, Wanted
 
 DOMAIN = "domain"
 """the column whose subgroups are the domains of a data set"""

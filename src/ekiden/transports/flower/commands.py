@@ -116,6 +116,7 @@ def run(
     validation: bool = False,
     by: Sequence[str] = (),
     at: Mapping[float, float] = {},
+    weights: Path | None = None,
 ) -> str:
     """Submit a run to the SuperLink and show its output until it ends; Ctrl-C and SIGTERM end it.
 
@@ -146,6 +147,7 @@ def run(
             "validation": validation,
             "by": ",".join(by),
             "at": json.dumps(list(at.items())),
+            "weights": str(weights.absolute()) if weights else "",
         }
         lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
         (app / "run.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -66,7 +66,8 @@ def main(grid: Grid, context: Context) -> None:
             folder, validation = Path(str(config["folder"])), bool(config["validation"])
             about = (Path(source), plan.names, nodes, folder, public_keys, say)
             by, at = list(filter(None, str(config["by"]).split(","))), dict(json.loads(str(config["at"])))
-            session.evaluate(*about, validation=validation, by=by, at=at)
+            weights = Path(str(config["weights"])) if config["weights"] else None
+            session.evaluate(*about, validation=validation, by=by, at=at, weights=weights)
             return
         result = session.run(plan, nodes, Path(str(config["folder"])), public_keys, say, link=link)
     except UserError as error:

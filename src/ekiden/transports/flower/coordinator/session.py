@@ -521,6 +521,7 @@ def _void(folder: Path) -> dict[str, set[int]]:
 EVALUATIONS = "evaluations"
 """folder in a run folder that holds what silos measured of its model later"""
 METRICS = "metrics.jsonl"
+MODEL = "model.safetensors"
 _PATIENCE = 3600.0
 
 
@@ -535,6 +536,7 @@ def evaluate(
     validation: bool = False,
     by: Sequence[str] = (),
     at: Mapping[float, float] = {},
+    weights: Path | None = None,
     seconds: float = _PATIENCE,
     poll: float = 1.0,
 ) -> dict[str, Any]:
@@ -550,11 +552,12 @@ def evaluate(
         validation: measure on validation samples, not on test samples.
         by: columns that divide test samples into subgroups.
         at: times at which survival is measured, with the model's cumulative hazard there.
+        weights: safetensors file of the values that are measured instead of the run's model.
         seconds: time without a sign of life before a silo counts as missing.
         poll: longest time in seconds between two looks at the post.
     """
     before = made_by(run)
-    agreed, model = terms_for(before, run, clients, public_keys, validation=validation, by=by, at=at)
+    agreed, model = terms_for(before, run, clients, public_keys, validation=validation, by=by, at=at, weights=weights)
     patience = Patience(seconds, poll, "stop")
     roll = Roll(nodes, tuple(clients), public_keys, patience, say, agreed.data)
     roll.gather(all_of_them=True)
@@ -573,6 +576,8 @@ def evaluate(
     if not row:
         raise UserError("no silo has enough samples to report anything (limits.min_samples in their silo.toml)")
     folder.mkdir(parents=True)
+    if weights:
+        write(folder / MODEL, [weights.read_bytes()])
     write(folder / AGREEMENT, [agreed.text().encode()])
     write(folder / custody.FILE, ["".join(signed).encode()])
     write(folder / METRICS, [dumps(row).encode() + b"\n"])
@@ -596,15 +601,17 @@ def terms_for(
     validation: bool = False,
     by: Sequence[str] = (),
     at: Mapping[float, float] = {},
+    weights: Path | None = None,
 ) -> tuple[Agreement, Any]:
-    """Return the terms for measuring the model of a run, and the model."""
+    """Return the terms for measuring the model of a run, or other values of its network, and the model."""
     setup = before.setup(no_samples(before), Hardware(threads=1))
     method = setup.method
     if method.changes_network and len(clients) != len(before.clients):
         raise UserError(
             f"the model of {method.title()} depends on the number of silos: name {len(before.clients)} by --clients"
         )
-    model = read_model(run, "model.safetensors", Built(method, setup.build, len(before.clients)))
+    build = Built(method, setup.build, len(before.clients))
+    model = read_model(run, str(weights.absolute()) if weights else MODEL, build, own=not weights)
     labels = before.labels
     if isinstance(labels, Classification):
         labels = replace(labels, weights=())  # other silos have other counts of classes

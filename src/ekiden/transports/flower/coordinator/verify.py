@@ -31,7 +31,7 @@ from ekiden.engine.wire import EVERYONE, Ref
 from ekiden.engine.worker import Setup
 from ekiden.training.weights import Weights
 from ekiden.transports.flower.coordinator.courier import Absent
-from ekiden.transports.flower.coordinator.session import EVALUATIONS
+from ekiden.transports.flower.coordinator.session import EVALUATIONS, MODEL
 from ekiden.transports.flower.trust import agreement as agreements
 from ekiden.transports.flower.trust import custody, keys
 from ekiden.transports.flower.trust.agreement import AGREEMENT, Agreement, no_samples
@@ -42,7 +42,6 @@ from ekiden.transports.flower.trust.report import counting as counting_of_models
 _EXACT = 1e-9
 """largest relative difference at which sums of the same numbers on two machines count as equal"""
 _SHOWN = 120
-_MODEL = "model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -513,8 +512,9 @@ def _evaluations(folder: Path, agreed: Agreement, trusted: Mapping[str, str] | N
         wrong += _other_keys(replace(later, clients=tuple(known), keys=tuple(later.silos[n] for n in known)), known)
         wrong += _unsigned([], measured, later)
         build = Built(agreed.recipe.method, later.builder(), len(agreed.clients))
-        model = custody.digest(wire.chunks(read_model(folder, _MODEL, build)))
-        if later.measures != model:
+        given = file.with_name(MODEL).exists()  # the values of another file
+        model = read_model(file.parent if given else folder, MODEL, build, own=not given)
+        if later.measures != custody.digest(wire.chunks(model)):
             wrong.append("silos measured another model than the one in the folder")
         signed = Signed(later, (), tuple(m.tally for m in measured))
         wrong += evaluated(read_lines(file.parent / "metrics.jsonl"), signed)
@@ -645,7 +645,7 @@ def _models(
     build = Built(setup.method, setup.build, len(agreed.clients))
     named: dict[str, tuple[Model, Callable[[], nn.Module]]] = {}
     if end.model is not None:
-        named[_MODEL] = end.model, build
+        named[MODEL] = end.model, build
     for client, own in zip(agreed.clients, end.personal, strict=False):
         named[f"personal/{client}.safetensors"] = own, setup.build
     found, wrong = {}, []
@@ -662,7 +662,7 @@ def _models(
             wrong.append(f"{name} is not the model that {model.owner} signed as {model.key}")
         else:
             wrong.append(f"{name} is not the {'initial model' if model == INITIAL else 'model in state.safetensors'}")
-    for file in (*folder.glob(_MODEL), *folder.glob("personal/*.safetensors")):
+    for file in (*folder.glob(MODEL), *folder.glob("personal/*.safetensors")):
         if (name := file.relative_to(folder).as_posix()) not in named:
             wrong.append(f"{name} is not a result of {agreed.method}")
     return found, wrong
@@ -671,8 +671,8 @@ def _models(
 def _result(found: Mapping[str, Weights], setup: Setup) -> ReportedModels:
     """Return what metrics need of these models, the run's own first."""
     digests = tuple(custody.digest(wire.chunks(model)) for model in found.values())
-    personal = [model for name, model in found.items() if name != _MODEL]
-    shared = found.get(_MODEL)
+    personal = [model for name, model in found.items() if name != MODEL]
+    shared = found.get(MODEL)
     parameters = len(shared.params) if shared is not None and setup.method.changes_network else None
     return ReportedModels(digests, int(shared is not None), consensus(personal) if personal else None, parameters)
 

@@ -18,7 +18,8 @@ from ekiden.data.tasks import Scores, Task
 from ekiden.engine import subgroups
 from ekiden.engine.counting import FIXED, Care, Counting, counting_of
 from ekiden.engine.evaluation import spread
-from ekiden.engine.figures import Figures, Wanted, figures
+from ekiden.engine.figures import Figures, figures
+from ekiden.engine.ranked import Wanted
 from ekiden.engine.transport import opened
 from ekiden.transports.flower.trust.agreement import Agreement
 
