@@ -117,7 +117,7 @@ def test_what_bug_reports_tell_is_refused(read: Read, line: str) -> None:
         ),
         (
             texts(lambda k: f"w{k} Grade: {k % 3}", lambda k: k % 3),
-            "is in 20 of 20 texts of one class of the table and in 0",
+            "is in 20 of 20 texts of one class of the table",
         ),
         (texts(lambda _: "no findings"), "60 of 60 samples of the table are the same"),
         (texts(lambda k: "no findings" if k % 6 else f"a{k}"), "50 of 60 samples of the table are the same"),
@@ -202,3 +202,36 @@ def test_one_instant_in_two_zones_is_one_number() -> None:
     ]
     ours, theirs = (load(one).train.x[:, 2] for one in both)
     assert torch.equal(ours, theirs)
+
+
+def silos(of: Callable[[int], pandas.DataFrame], **how: Any) -> str:
+    return said(lambda: ekiden.federate({f"s{k}": of(k) for k in range(3)}, **how))
+
+
+@pytest.mark.parametrize("other", [np.log, lambda age: (age - 60) / 10])
+def test_a_column_that_one_silo_has_transformed_is_named(other: Any) -> None:
+    def held(k: int) -> pandas.DataFrame:
+        age = np.random.default_rng(9 + k).normal(60, 10, N)
+        return pandas.DataFrame(rows(N, k, age=other(age) if k == 2 else age))
+
+    line = silos(held)
+    assert "column 'age' of s2 differs from other silos by" in line
+    assert line.count("differs") == 1
+
+
+@pytest.mark.parametrize(
+    ("last", "line"),
+    [
+        (
+            lambda k: f"w{k} {('benign', 'malignant')[k % 2]}",
+            "'benign' is in 30 of 30 texts of one class of silo s2 and",
+        ),
+        (lambda _: "not available", "60 of 60 samples of s2 are the same"),
+    ],
+)
+def test_texts_of_one_silo_that_hold_their_label_or_are_the_same_are_named(last: Any, line: str) -> None:
+    def held(k: int) -> pandas.DataFrame:
+        text = [last(row) if k == 2 else f"word{row % 9} more{(row + k) % 7} w{k}-{row}" for row in range(N)]
+        return pandas.DataFrame({"text": text, "label": ["yn"[row % 2] for row in range(N)]})
+
+    assert line in silos(held, text_column="text")

@@ -126,6 +126,20 @@ class SeenData:
         )
         return train, test
 
+    @property
+    def owned(self) -> dict[str, list[bytes]]:
+        """Return the fingerprints of each natural owner, or of the source; none if there are too many."""
+        if self.prints is None:
+            return {}
+        if not self.data.groups:
+            return {self.source: [*chain(*self.prints)]}
+        found: dict[str, list[bytes]] = {name: [] for name in self.data.groups}
+        for prints, part in zip(self.prints, (self.data.train, self.data.test), strict=True):
+            if part.group is not None:
+                for owner, print_ in zip(part.group.tolist(), prints, strict=True):
+                    found[self.data.groups[owner]].append(print_)
+        return found
+
 
 def look(seen: SeenData) -> None:
     """Say what may be wrong, in a line for each doubt."""
@@ -351,36 +365,39 @@ def _odd_texts(seen: SeenData) -> Iterator[str]:
 
 
 def _told_by_words(seen: SeenData) -> Iterator[str]:
-    """Name a word that is in nearly all texts of one class and in hardly any other: texts may hold their label."""
-    raws = [raw for raw in seen.raws if raw.kind is Tokens and not raw.given]
-    if not raws or not isinstance(seen.data.task, Classification):
-        return
-    labelled = [*chain.from_iterable(zip(raw.images, raw.label.astype(np.str_).tolist(), strict=True) for raw in raws)]
-    some = [({*_WORD.findall(text.lower())}, label) for text, label in labelled[:: len(labelled) // _PEEK + 1]]
+    """Name a word that is in nearly all texts of one class of a source and in hardly any other: its label, perhaps."""
+    for raw in seen.raws if isinstance(seen.data.task, Classification) else ():
+        if raw.kind is Tokens and not raw.given and (found := _telling(raw.images, raw.label.astype(np.str_).tolist())):
+            word, rows, n = found
+            yield (
+                f"the word {word!r} is in {rows:,} of {n:,} texts of one class of {raw.source} and in hardly any of "
+                f"the {len(raw) - n:,} others: if texts hold their label, take it out"
+            )
+
+
+def _telling(texts: Sequence[str], labels: Sequence[str]) -> tuple[str, int, int] | None:
+    """Return a word that tells a label, in how many texts with that label it is, and how many there are."""
+    step = len(texts) // _PEEK + 1
+    some = [({*_WORD.findall(text.lower())}, label) for text, label in zip(texts[::step], labels[::step], strict=True)]
     everywhere = Counter(chain.from_iterable(words for words, _ in some))
-    for label, n in Counter(label for _, label in labelled).items():
+    for label, n in Counter(labels).items():
         own = Counter(chain.from_iterable(words for words, named in some if named == label))
         here = sum(named == label for _, named in some)
         told = [word for word, k in own.items() if min(here, k) >= _NEARLY * max(here, everywhere[word])]
-        for word in told[:1] * (n >= _FEW and n < len(labelled)):
-            found = Counter(named == label for text, named in labelled if word in _WORD.findall(text.lower()))
-            if found[True] >= _NEARLY * max(n, found.total()):
-                yield (
-                    f"the word {word!r} is in {found[True]:,} of {n:,} texts of one class of {seen.source} and in "
-                    f"{found[False]:,} of {len(labelled) - n:,} others: if texts hold their label, take it out"
-                )
-                return
+        for word in told[:1] if _FEW <= n < len(texts) else ():
+            at = [named for text, named in zip(texts, labels, strict=True) if word in _WORD.findall(text.lower())]
+            if (rows := at.count(label)) >= _NEARLY * max(n, len(at)):
+                return word, rows, n
+    return None
 
 
 def _same_samples(seen: SeenData) -> Iterator[str]:
-    """Say how many samples are one and the same, which rows of tables may be."""
+    """Say how many samples of an owner are one and the same, which rows of tables may be."""
     x = seen.data.train.x
-    if seen.prints is None or (x.ndim == 2 and x.dtype != torch.int64):
-        return
-    every = Counter(chain(*seen.prints))
-    same = every.most_common(1)[0][1]
-    if _MANY <= same >= every.total() / 2:
-        yield f"{same:,} of {every.total():,} samples of {seen.source} are the same: check how they were read"
+    for owner, prints in seen.owned.items() if x.ndim > 2 or x.dtype == torch.int64 else ():
+        same = max(Counter(prints).values(), default=0)
+        if same >= _MANY and same >= len(prints) / 2:
+            yield f"{same:,} of {len(prints):,} samples of {owner} are the same: check how they were read"
 
 
 def _flat_channels(seen: SeenData) -> Iterator[str]:
@@ -652,15 +669,8 @@ def _classes_in_test_only(seen: SeenData) -> Iterator[str]:
 
 def _rows_of_groups(seen: SeenData) -> Iterator[str]:
     """Say how many rows several natural owners have."""
-    data = seen.data
-    if not data.groups or seen.prints is None:
-        return
-    found: dict[str, list[bytes]] = {name: [] for name in data.groups}
-    for prints, part in zip(seen.prints, (data.train, data.test), strict=True):
-        if part.group is not None:
-            for owner, print_ in zip(part.group.tolist(), prints, strict=True):
-                found[data.groups[owner]].append(print_)
-    yield from rows_of_several(found, chance(data.train.x))
+    if seen.data.groups:
+        yield from rows_of_several(seen.owned, chance(seen.data.train.x))
 
 
 _DOUBTS = (

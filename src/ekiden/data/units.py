@@ -95,8 +95,8 @@ def compare_units(silos: Mapping[str, Mapping[str, ColumnMoments]]) -> bool:
         Whether any were named.
 
     Warns:
-        DataWarning: a column of a silo is a factor of at least 5, or 8 standard deviations, away from the others', or
-            has one value.
+        DataWarning: a column of a silo is a factor of at least 5, or 8 standard deviations (3 if the spread
+            is another, too), away from the others', or has one value.
     """
     lines, constant, coded = list[str](), list[str](), list[str]()
     for column in next(iter(silos.values()), ()):
@@ -245,8 +245,9 @@ def _apart(here: ColumnMoments, mean: float, spread: float) -> str:
         if max(factor, 1 / factor) >= (_LEAST_FACTOR if narrow else _FACTOR) and (centred or unlike < _ALIKE):
             times = factor if centred else here.mean / mean
             return f"a factor of about {_round(max(times, 1 / times)):,g}"
-    far, widest = abs(here.mean - mean), max(here.deviation, spread)
-    return f"{far / widest:,.0f} standard deviations" if widest and far > _FAR * widest else ""
+    far, widest, least = abs(here.mean - mean), max(here.deviation, spread), min(here.deviation, spread)
+    limit = _NARROW if 0 < _FACTOR * least <= widest else _FAR  # a logarithm, or standardised, has another spread, too
+    return f"{far / widest:,.0f} standard deviations" if widest and far > limit * widest else ""
 
 
 def _round(times: float) -> float:
