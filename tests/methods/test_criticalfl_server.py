@@ -10,7 +10,7 @@ from ekiden import FederatedData, Training, UserError, run
 from ekiden.engine.method import Size
 from ekiden.methods import CriticalFLServer, FedAvg
 from ekiden.methods.gossip.blocks.masks import pack
-from ekiden.methods.gossip.criticalfl import Selection, Upload, largest, merge
+from ekiden.methods.gossip.criticalfl_server import Selection, Upload, largest, merge
 from ekiden.training.network import Network
 from tests.conftest import Tiny
 from tests.methods.rounds import linear, play, quadratic, toy_q, values, weights

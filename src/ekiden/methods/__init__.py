@@ -9,7 +9,8 @@ from ekiden.base.outside import installed, is_file, load, reference
 from ekiden.data.kinds import Images
 from ekiden.data.samples import Dataset
 from ekiden.engine.method import Method
-from ekiden.methods.chain.fedelmy import FedELMY, FedELMYParallel
+from ekiden.methods.chain.fedelmy import FedELMY
+from ekiden.methods.chain.fedelmy_parallel import FedELMYParallel
 from ekiden.methods.chain.fedseq import FedSeq
 from ekiden.methods.chain.fedtasuki.fedtasuki import FedTasuki
 from ekiden.methods.chain.sfedkd import SFedKD
@@ -20,7 +21,8 @@ from ekiden.methods.exact.fedgram import FedGram
 from ekiden.methods.exact.fedkrylov.fedkrylov import FedKrylov
 from ekiden.methods.exact.fedran import FedRAN
 from ekiden.methods.exact.trees import Trees
-from ekiden.methods.gossip.criticalfl import CriticalFL, CriticalFLServer
+from ekiden.methods.gossip.criticalfl import CriticalFL
+from ekiden.methods.gossip.criticalfl_server import CriticalFLServer
 from ekiden.methods.gossip.dfedavgm import DFedAvgM
 from ekiden.methods.gossip.dfedsam import DFedSAM
 from ekiden.methods.gossip.dispfl import DisPFL

@@ -1,0 +1,123 @@
+"""FedELMY in parallel: all clients build their pools at once."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from ekiden.authoring import (
+    INITIAL,
+    Client,
+    Count,
+    CountOrZero,
+    Fed,
+    Method,
+    NonNegative,
+    State,
+    Weights,
+    mean,
+    on_client,
+)
+from ekiden.methods.blocks.one_shot import Init
+from ekiden.methods.chain.fedelmy import FedELMY, Measure
+
+
+@dataclass(frozen=True)
+class FedELMYParallel(Method):
+    """FedELMY without the chain: every client builds a pool of diverse models, and the pools' means are averaged.
+
+    Naibo Wang, Yuchen Deng, Wenjie Feng, Shichen Fan, Jianwei Yin, See-Kiong Ng: One-Shot Sequential Federated
+    Learning for Non-IID Data by Enhancing Local Model Diversity. ACM Multimedia 2024.
+    https://arxiv.org/abs/2404.12130 (Algorithm 3; Table 9).
+
+    Each client warms up its own random model, then trains S models as in `FedELMY`, and sends the mean of its pool to
+    all others. All clients end with the same model, the uniform mean.
+
+    Departures from the paper: none known; there is no released code of this variant. `init = "same"` starts all clients
+    from one model instead. Fields mean the same as in `FedELMY`.
+    """
+
+    models: Count = 5
+    """S, models trained at each client"""
+    epochs: Count = 200
+    """E_local, epochs of each model"""
+    warmup: CountOrZero = 30
+    """E_w, epochs before the pool, at every client"""
+    alpha: NonNegative = 1.0
+    """α, weight of d1, the distance from the pool"""
+    beta: NonNegative = 1.0
+    """β, weight of d2, the distance from the client's own start"""
+    server: bool = False
+    """send models to a server that averages them, instead of from every client to every other: N·M instead of
+    N(N-1)·M"""
+    form: Literal["paper", "released"] = "paper"
+    """distances and their scale: as in the text, or as in the authors' code"""
+    measure: Measure = "l2"
+    """distance between two models in the paper's form (its Fig. 8 or 9, by version); the released form always uses
+    squared_l2"""
+    average_start: bool = True
+    """count the start as a member of the pool that is averaged"""
+    init: Init = "different"
+    """initial models: a different one for each client, as published, or the same for all"""
+
+    @property
+    def one_model(self) -> bool:
+        """Without a server each client has the model, as its personal one."""
+        return self.server
+
+    def run(self, fed: Fed, s: State) -> Iterator[State]:
+        """Yield two states: after all pools, and after the exchange."""
+        if s.step == 0:
+            starts = [INITIAL if self.init == "same" else fed.call(self.initial, k) for k in fed.clients]
+            if self.warmup:
+                starts = [fed.call(self.warm_up, k, m) for k, m in zip(fed.clients, starts, strict=True)]
+            pools = [fed.call(self.extend_pool, k, m) for k, m in zip(fed.clients, starts, strict=True)]
+            s = s.next(model=None, personal=tuple(pools))
+            yield s
+        if s.step == 1:
+            if self.server:
+                s = s.next(model=mean(fed.get(s.personal)), personal=())  # type: ignore[arg-type]
+            else:
+                means = tuple(fed.call(self.average, k, s.personal) for k in fed.clients)
+                s = s.next(model=means[0], personal=means)
+            yield s
+
+    @on_client
+    def initial(self, client: Client) -> Weights:
+        """Return a random model for the client."""
+        return client.fresh()
+
+    @on_client
+    def warm_up(self, client: Client, model: Weights) -> Weights:
+        """Train on the plain loss before the pool."""
+        return self.chain().warm_up(client, model)
+
+    @on_client
+    def extend_pool(self, client: Client, model: Weights) -> Weights:
+        """Train S models and return the mean of the pool."""
+        return self.chain().extend_pool(client, model)
+
+    @on_client
+    def average(self, client: Client, models: tuple[Weights, ...]) -> Weights:
+        """Return (1/N) Σ m_i."""
+        return mean(models)
+
+    def chain(self) -> FedELMY:
+        """The sequential method's training at one client."""
+        return FedELMY(
+            models=self.models,
+            epochs=self.epochs,
+            warmup=self.warmup,
+            alpha=self.alpha,
+            beta=self.beta,
+            form=self.form,
+            measure=self.measure,
+            average_start=self.average_start,
+        )
+
+    def steps(self, clients: int) -> int:
+        """Return 2: training and exchange."""
+        return 2
+
+    def cost(self, clients: int, model: int) -> int:
+        """N(N-1)·M from everyone to everyone, N·M to a server."""
+        return clients * (1 if self.server else clients - 1) * model

@@ -1,0 +1,197 @@
+"""CriticalFL as published: a server that selects more clients while learning is in a critical period."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Annotated, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ekiden.authoring import (
+    Client,
+    Count,
+    CountOrZero,
+    Fed,
+    Fraction,
+    Method,
+    NonNegative,
+    OwnSamples,
+    Size,
+    State,
+    Traits,
+    UserError,
+    Weights,
+    mean,
+    on_client,
+    require,
+)
+from ekiden.engine import wire
+from ekiden.methods.blocks.rounds import at_server, last_iterate, local_training, participants
+from ekiden.methods.gossip.blocks.masks import pack, unpack
+from ekiden.methods.gossip.criticalfl import CriticalPeriods, Squares, due, resize
+
+
+class Upload(NamedTuple):
+    """What a client sends back.
+
+    Attributes:
+        values: its parameters (P,), or in a critical round those that changed most.
+        mask: (⌈P/8⌉,) uint8, the positions of the values, one bit per parameter; None: all.
+        rest: no parameters; running statistics and counters.
+        n: number of its samples.
+        norm: its federated gradient norm.
+    """
+
+    values: Tensor
+    mask: Tensor | None
+    rest: Weights
+    n: Annotated[int, OwnSamples]
+    norm: float
+
+
+@dataclass(frozen=True)
+class Selection(State):
+    """What the server knows about the periods of learning.
+
+    Attributes:
+        norms: the mean gradient norm of the clients at each check so far.
+        count: M, number of clients in the next round; 0: the least number.
+        critical: whether the next round is in a critical period, by the last check; True at the start.
+        capped: whether M has ever reached its largest value.
+        whole: number of complete models that were sent back so far.
+        sparse: number of models of which only the largest changes were sent back.
+    """
+
+    norms: tuple[float, ...] = ()
+    count: int = 0
+    critical: bool = True
+    capped: bool = False
+    whole: int = 0
+    sparse: int = 0
+
+
+@dataclass(frozen=True)
+class CriticalFLServer(Method):
+    """Federated averaging that draws more clients while their gradient norms grow, and few afterwards.
+
+    Yan, Wang, Yuan, Li: CriticalFL: A Critical Learning Periods Augmented Client Selection Framework
+    for Efficient Federated Learning. KDD 2023. https://doi.org/10.1145/3580305.3599293
+
+    Departures from the paper: what its text does not say follows the authors' code (the window of norms, the first
+    checks that always count as critical, the number of clients that doubles and halves). A mask says which coordinates
+    are sent, not whether they differ from 0. A coordinate that no client sent keeps its value; the code sets it to 0.
+    Norms are taken before any clipping. The host is FedAvg. As in the code, checks come before even rounds, and a round
+    uploads the largest changes if the last check was critical or there was none yet.
+    """
+
+    rounds: Count = 200
+    """T, rounds"""
+    epochs: Count = 3
+    """E, local epochs per round"""
+    participation: Fraction = 0.125
+    """M_min / N, smallest share of the clients that is drawn; at least one client"""
+    cap: Fraction = 0.75
+    """M_max / N, largest share of the clients that is drawn; at least one client"""
+    upload: Fraction = 0.2
+    """share of the parameters that is sent back in critical rounds: those that changed most. 1: complete models"""
+    delta: NonNegative = 0.01
+    """δ, relative growth of the norm above which a period is critical"""
+    window: Count = 10
+    """number of checks over which norms are averaged"""
+    forced: CountOrZero = 5
+    """number of first checks that count as critical, whatever the norms"""
+    every: Count = 2
+    """rounds between checks; the first check is before round 2"""
+    lr_decay: Fraction = 1.0
+    """factor of the local learning rate after each round"""
+
+    traits = Traits(skips=True)  # a round has fewer replies
+
+    selection = last_iterate
+
+    def check(self, clients: Sequence[str]) -> None:
+        """Refuse a cap below the least number of clients drawn."""
+        least, most = participants(len(clients), self.participation), self.most(len(clients))
+        require(least <= most, "participation", self.participation, f"at most --cap, {most} clients")
+
+    def start(self) -> Selection:
+        """Start without any norms."""
+        return Selection()
+
+    def run(self, fed: Fed, s: Selection) -> Iterator[State]:
+        """Yield the state after each round."""
+        least = participants(len(fed.clients), self.participation)
+        while s.step < self.rounds:
+            model, sparse = at_server(fed, s.model), s.critical and self.upload < 1
+            chosen = fed.sample(s.count or least)
+            uploads = fed.get([fed.call(self.train, k, model, sparse, s.step) for k in chosen], at_least=1)
+            if due(s.step + 1, self.every):
+                s = self.watch(s, sum(u.norm for u in uploads) / len(uploads), least, self.most(len(fed.clients)))
+            whole, part = (0, len(chosen)) if sparse else (len(chosen), 0)
+            s = s.next(model=merge(model, uploads), whole=s.whole + whole, sparse=s.sparse + part)
+            yield s
+
+    def watch(self, s: Selection, norm: float, least: int, most: int) -> Selection:
+        """Check whether the next round is critical, and set how many clients are drawn from then on."""
+        norms = (*s.norms, norm)
+        critical = CriticalPeriods(self.delta, self.window, self.forced).now(norms)
+        count = resize(s.count or least, critical, s.capped, least, most)
+        return replace(s, norms=norms, count=count, critical=critical, capped=s.capped or count >= most)
+
+    @on_client
+    def train(self, client: Client, model: Weights, sparse: bool, round: int) -> Upload:
+        """Train for E epochs; also return η times the mean over epochs of the sum of squared gradient norms."""
+        training, squares = local_training(client, self.lr_decay, round), Squares()
+        trained = client.fit(model, epochs=self.epochs, training=training, penalty=squares)
+        rest, norm = trained.with_params(trained.params[:0]), training.lr * squares.sum / self.epochs
+        if not sparse:
+            return Upload(trained.params, None, rest, client.n, norm)
+        mask = largest(trained.params - model.params, self.sent(len(model.params)))
+        return Upload(trained.params[mask], pack(mask), rest, client.n, norm)
+
+    def sent(self, parameters: int) -> int:
+        """Return how many values a client sends back in a critical round."""
+        return max(1, round(self.upload * parameters))
+
+    def most(self, clients: int) -> int:
+        """M_max."""
+        return max(1, int(self.cap * clients + 1e-9))  # tolerates the rounding of the cap
+
+    def steps(self, clients: int) -> int:
+        """Return T, the number of rounds."""
+        return self.rounds
+
+    def cost(self, clients: int, model: Size) -> int:
+        """At most T·M_max·(2M + 16), or what the largest changes take if that is more; `moved` is the actual number."""
+        most = self.rounds * self.most(clients)
+        return max(self.moved(end, clients, model) for end in (Selection(whole=most), Selection(sparse=most)))
+
+    def moved(self, end: Selection, clients: int, model: Size) -> int:
+        """M down each time; M up or, in critical rounds, the values, a bit for each parameter and the statistics."""
+        network = model.network.weights()
+        rest = wire.size((network.buffers, network.counters))
+        part = 4 * self.sent(len(network.params)) + ceil(len(network.params) / 8) + rest
+        return end.whole * (2 * model + 16) + end.sparse * (model + part + 16)
+
+
+def largest(change: Tensor, count: int) -> Tensor:
+    """Return (P,) bool, True at the `count` largest of these changes."""
+    mask = torch.zeros_like(change, dtype=torch.bool)
+    mask[change.abs().argsort(descending=True, stable=True)[:count]] = True
+    return mask
+
+
+def merge(model: Weights, uploads: Sequence[Upload]) -> Weights:
+    """Return for each coordinate the mean over the clients that sent it, weighted by samples, or else the old value."""
+    total = torch.zeros_like(model.params)
+    count = torch.zeros_like(model.params)
+    for upload in uploads:
+        everywhere = torch.ones_like(model.params, dtype=torch.bool)
+        mask = everywhere if upload.mask is None else unpack(upload.mask, len(model.params))
+        if int(mask.sum()) != len(upload.values):
+            raise UserError("a client's mask does not fit its weights: use the same network at every client")
+        total[mask] += upload.n * upload.values
+        count[mask] += upload.n
+    rest = mean([u.rest for u in uploads], [float(u.n) for u in uploads])
+    return rest.with_params(torch.where(count > 0, total / count.clamp(min=1), model.params))
