@@ -207,6 +207,29 @@ def test_another_cluster_than_the_connected_one_is_refused(at_once: None, blobs:
         run(FedSeq(epochs=1), blobs, Tiny, transport=OnRay("there:2"), **FAST)
 
 
+def test_ray_may_call_the_address_by_another_name(
+    at_once: None, blobs: FederatedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined: list[str] = []
+    monkeypatch.setattr(module.ray, "is_initialized", lambda: bool(joined))
+    monkeypatch.setattr(module.ray, "init", lambda *, address, **more: joined.append(address), raising=False)
+    make = OnRay("localhost:1")
+    for _ in range(2):
+        run(FedGram(), blobs, Tiny, transport=make, **FAST)
+    assert joined == ["localhost:1"]
+
+
+def test_why_homes_die_at_once_is_in_the_line(
+    at_once: None, blobs: FederatedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*args: Any) -> Any:
+        raise RayError("The actor died:\n  File a.py\nModuleNotFoundError: No module named 'ekiden'\n")
+
+    monkeypatch.setattr(module.Home, "begin", dies)
+    with pytest.raises(UserError, match=r"as they begin \(ModuleNotFoundError: No module named 'ekiden'\): install"):
+        run(FedGram(), blobs, Tiny, transport=OnRay(), **FAST)
+
+
 @pytest.mark.parametrize("words", [["run", "fedavg", "--on", "rya"], ["resume", "runs/gone", "--on", "flowers"]])
 def test_an_unknown_place_is_refused(words: list[str]) -> None:
     with pytest.raises(UserError, match="unknown `--on`"):

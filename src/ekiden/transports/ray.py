@@ -30,6 +30,8 @@ Keys = Mapping[str, set[str]]
 """keys of values, by the client that holds them"""
 T = TypeVar("T")
 _TRIES = 3
+_SHOWN = 200
+"""characters of an error of Ray that a message has"""
 _FIXED = (Weights, bool, int, float, str, type(None))
 """types of arguments that nobody changes after a call"""
 
@@ -148,7 +150,7 @@ class OnRay:
         require_extra("ray", "a run on Ray", "ray")
         if homes < 0:
             raise UserError(f"homes is {homes}: give 1 or more, or leave it out for one for each CPU of the cluster")
-        self._address, self._count = address, homes
+        self._address, self._count, self._joined = address, homes, False
         self._options = {"num_cpus": 0, "scheduling_strategy": "SPREAD", "max_restarts": 0, "max_task_retries": 0}
         self._options |= options
         self._homes: list[Any] = []
@@ -161,11 +163,14 @@ class OnRay:
             try:
                 ray.init(include_dashboard=None if self._address else False, log_to_driver=False, **more)
             except Exception as error:  # of many kinds; a node that starts too slowly gives a bare Exception
-                line = " ".join(str(error).split())[:200]
+                line = " ".join(str(error).split())[:_SHOWN]
                 if not self._address:
                     raise UserError(f"Ray does not start here ({line}): try again, or leave Ray out") from None
-                raise UserError(f"no Ray cluster at {self._address} ({line}): start it") from None
-        elif self._address not in ("", "auto", at := ray.get_runtime_context().gcs_address):
+                raise UserError(
+                    f"no Ray cluster at {self._address} ({line}): start it; set RAY_AUTH_MODE=token if it wants one"
+                ) from None
+            self._joined = True  # Ray may call the same address by another name
+        elif not self._joined and self._address not in ("", "auto", at := ray.get_runtime_context().gcs_address):
             raise UserError(f"this process is connected to the Ray cluster at {at}: leave out {self._address}")
         count = self._count or max(1, int(ray.cluster_resources().get("CPU", 1)))
         return _Ray(start, self._begun(start, min(count, len(start.clients))))
@@ -183,14 +188,18 @@ class OnRay:
                 make = ray.remote(Home).options(**self._options).remote
                 self._homes += [make() for _ in range(count - len(self._homes))]
                 began = [(home, home.begin.remote(about, mark)) for home in self._homes[:count]]
-                dead = [home for home, beginning in began if not _lives(beginning)]
+                dead = {home: why for home, beginning in began if (why := _death(beginning))}
                 if not dead:
                     return self._homes[:count]
                 self._homes = [home for home in self._homes if home not in dead]
         finally:
             if mark is not None:
                 mark.unlink()
-        raise UserError("actors of the Ray cluster die as soon as they begin (out of memory?): use fewer homes")
+        why = next(iter(dead.values()))
+        raise UserError(
+            f"actors of the Ray cluster die as soon as they begin ({why}): install the same on all nodes, or use fewer "
+            "homes if memory is short"
+        )
 
 
 class _Ray(Transport):
@@ -300,13 +309,14 @@ class _Ray(Transport):
             self._done[ref] = _got(self._running.pop(ref))
 
 
-def _lives(beginning: Any) -> bool:
-    """Wait until a home has begun; return whether it did not die."""
+def _death(beginning: Any) -> str:
+    """Wait until a home has begun; return why it died, or nothing if it lives."""
     try:
         _got(beginning)
-    except Interrupted:
-        return False
-    return True
+    except Interrupted as death:
+        said = [line for line in str(death.__cause__).splitlines() if line.strip()] or [str(death)]
+        return next((line for line in reversed(said) if "Error" in line), said[0]).strip()[:_SHOWN]
+    return ""
 
 
 def _got(asked: Any) -> Any:
@@ -319,10 +329,10 @@ def _got(asked: Any) -> Any:
         return ray.get(asked)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, ray.exceptions.RayError):
-            raise _interrupted(error.cause) from None
+            raise _interrupted(error.cause) from error.cause
         raise error.cause from None
     except ray.exceptions.RayError as error:
-        raise _interrupted(error) from None
+        raise _interrupted(error) from error
 
 
 def _interrupted(error: Exception) -> Interrupted:
