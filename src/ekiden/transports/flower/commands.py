@@ -336,6 +336,8 @@ link = "{{}}"
 measures = ""
 validation = false
 by = ""
+at = "[]"
+weights = ""
 """,
         encoding="utf-8",
     )
