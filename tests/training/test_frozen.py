@@ -12,6 +12,7 @@ import ekiden
 from ekiden import Training, run
 from ekiden.base.errors import UserError
 from ekiden.data import FederatedData
+from ekiden.methods import FedGram
 from ekiden.models.split import SplitNetwork
 from ekiden.models.training_part import freeze
 from ekiden.training import frozen
@@ -144,6 +145,17 @@ def test_the_frozen_part_is_asked_about_each_sample_once(few: FederatedData) -> 
     held = sum(len(c.train) + len(c.val) for c in few.clients) + len(few.dataset.test)
     assert alone <= held + 2  # one more for each set, to see how long an answer is
     assert sum(ASKED) - alone <= 10  # what checks the network before the run
+
+
+@pytest.mark.parametrize("train", ["all", "head"])
+def test_blocks_that_were_frozen_before_are_asked_once_too(few: FederatedData, train: str) -> None:
+    """FedGram takes what a network's blocks give; `train` may have frozen the network already."""
+    module = network()
+    module.features.append(nn.Linear(6, 6))
+    run(FedGram(features="blocks", width=6), few, module, training=FIT, train=train)
+    alone = sum(n for n in ASKED if n == 1)
+    assert alone > len(few.dataset.test)
+    assert sum(ASKED) - alone <= 20, ASKED  # what checks the network before the run
 
 
 def test_remembered_answers_change_no_result_but_rounding(few: FederatedData, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from ekiden.data.kinds.arrays import SHORTEST
 from ekiden.data.tasks import Segmentation, Task
 from ekiden.models import images, pretrained
 from ekiden.models.linear import linear
-from ekiden.models.pretrained import LITE0, is_pretrained, load_weights, located, located_file
+from ekiden.models.pretrained import LITE, is_pretrained, load_weights, located, located_file
 from ekiden.models.split import Split, SplitNetwork
 from ekiden.models.tables_and_texts import table_mlp, table_transformer, text_mean, text_transformer
 
@@ -103,7 +103,7 @@ def described() -> dict[str, tuple[str, str]]:
 
 def pretrained_names() -> tuple[str, ...]:
     """Return the names, and forms of names, of networks that come with values."""
-    return (LITE0, "hf:FOLDER", "timm:NAME")
+    return (*LITE, "hf:FOLDER", "timm:NAME")
 
 
 def check_name(name: str) -> None:

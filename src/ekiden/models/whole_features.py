@@ -230,6 +230,30 @@ class FrozenNetwork(WholeFeatures):
         return centred / centred.square().mean(1, keepdim=True).sqrt().clamp(min=1e-6)
 
 
+class BlockAverages(nn.Module):
+    """What the blocks of a network give, except the last one: each is averaged over the image, or the signal."""
+
+    def __init__(self, network: nn.Module) -> None:
+        """Take apart `network`, a sequence. A block begins with a child that has filters or a matrix."""
+        super().__init__()
+        children = [*network.children()] if type(network) is nn.Sequential else []
+        values = [(*child.parameters(), *child.buffers()) for child in children]  # frozen ones are buffers
+        starts = [i for i, each in enumerate(values) if any(t.dim() > 1 for t in each)]
+        if len(starts) < 2:
+            raise UserError("--features blocks needs a network that is a sequence of two blocks or more: give network")
+        self.layers = nn.Sequential(*children[: starts[-1]])
+        self.ends = frozenset(starts[1:])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, d) of inputs (B, C, ...)."""
+        found = []
+        for i, layer in enumerate(self.layers, 1):
+            x = layer(x)
+            if i in self.ends:
+                found.append(x.flatten(2).mean(2) if x.dim() > 2 else x)
+        return torch.cat(found, 1)
+
+
 class PatchFeatures(WholeFeatures):
     """The features of `Patches`, whose dictionary is patches of the images of the client that settles them."""
 

@@ -116,12 +116,13 @@ def fix(module: nn.Module) -> nn.Module:
 
     A frozen parameter becomes a buffer that is not persistent: `state_dict`, `parameters` and `Network` leave it out,
     and copies keep it. A part all of whose parameters are frozen stays in evaluation mode, with its running statistics.
-    It is run only once for a sample, unless samples are augmented. Modules without frozen parameters do not change.
+    It is run only once for a sample, unless samples are augmented. Modules without frozen parameters or constants
+    do not change.
 
     Returns:
         The same module.
     """
-    frozen = {id(p) for p in module.parameters() if not p.requires_grad}
+    frozen = {id(p) for p in module.parameters() if not p.requires_grad} | {id(t) for _, t in fixed(module)}
     if not frozen:
         return module
     for part in _still(module, frozen):
@@ -213,7 +214,7 @@ class Copies:
 
 def _still(module: nn.Module, frozen: set[int]) -> Iterator[nn.Module]:
     """Yield the largest parts all of whose parameters, at least one, are frozen."""
-    own = list(module.parameters())
+    own = [*module.parameters(), *(t for _, t in fixed(module))]
     if own and all(id(p) in frozen for p in own):
         yield module
         return

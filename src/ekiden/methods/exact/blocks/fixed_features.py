@@ -37,7 +37,14 @@ from ekiden.engine.federation import in_order
 from ekiden.engine.folder import read_config, tensors_digest
 from ekiden.models.patches import PatchSums, Pooling
 from ekiden.models.split import SplitNetwork, as_split
-from ekiden.models.whole_features import FrozenNetwork, PatchFeatures, RandomFourier, RandomReLU, WholeFeatures
+from ekiden.models.whole_features import (
+    BlockAverages,
+    FrozenNetwork,
+    PatchFeatures,
+    RandomFourier,
+    RandomReLU,
+    WholeFeatures,
+)
 from ekiden.training import frozen
 from ekiden.training.network import Network, trial
 
@@ -49,7 +56,7 @@ _MOST_FEATURES = 100_000
 _UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 Settled = tuple[Tensor, ...]
 """What the first client decides about the features; see `WholeFeatures.tell`."""
-_FEATURES = ("auto", "patches", "random", "fourier", "network")
+_FEATURES = ("auto", "patches", "random", "fourier", "network", "blocks")
 _IMAGE = 16  # side in pixels from which patches are used
 _SAMPLES = 1024  # samples from which the first client sets the features
 
@@ -276,8 +283,9 @@ class FixedFeatures(Method):
 
     features: str = "auto"
     """φ: patches, answers to patches of the first client's images; random, random units of the inputs; fourier, Fourier
-    features of the inputs; network, the features of the given network and random units of these; run:FOLDER, the same
-    with the model of a finished run; auto, patches for images of 16 pixels a side or more, else random"""
+    features of the inputs; network, the features of the given network and random units of these; blocks, the same with
+    what its blocks give, each averaged over the image, without the last one; run:FOLDER, the features of a finished
+    run's model; auto, patches for images of 16 pixels a side or more, else random"""
     bytes: str = "M"
     """most bytes of a hand-off, or with several laps of the run divided by N - 1; they decide the number of features: M
     (as much as a model of the network), 5% (of that), 250kB, 11.5MB"""
@@ -394,8 +402,9 @@ class FixedFeatures(Method):
     def _features_for(self, network: nn.Module, shape: tuple[int, ...], room: Room) -> WholeFeatures:
         if self.of_run:
             check_body(self.features, network)
-        if self.features == "network" or self.of_run:
-            return frozen_network(as_split(network).features, shape, room)
+        if self.features in ("network", "blocks") or self.of_run:
+            body = as_split(network).features
+            return frozen_network(BlockAverages(body) if self.features == "blocks" else body, shape, room)
         if self.features == "patches" or (self.features == "auto" and len(shape) == 3 and min(shape[1:]) >= _IMAGE):
             return self._patches(shape, room)
         inputs = torch.Size(shape).numel()
