@@ -1,4 +1,4 @@
-"""What a run costs with 100 to 100,000 clients: seconds to the first step, seconds a step, memory, size of the folder.
+"""What a run costs with 100 to 1,000,000 clients: seconds to the first step, seconds a step, memory, size of the folder.
 
     python -m benchmarks.clients            # all rows, each in its own process
     python -m benchmarks.clients fedavg 1000
@@ -28,7 +28,7 @@ from ekiden.data import from_tensors
 from ekiden.engine.method import Method
 from ekiden.methods import SCAFFOLD, DFedAvgM, FedAvg, FedGram, FedSeq
 
-SIZES = (100, 1_000, 10_000, 100_000)
+SIZES = (100, 1_000, 10_000, 100_000, 1_000_000)
 EVALUATED = "fedavg, evaluated"
 METHODS = ("fedavg", EVALUATED, "fedseq", "fedgram", "scaffold", "gossip")
 STEPS, EACH, FEATURES = 5, 4, 8
