@@ -1,4 +1,4 @@
-"""What a run costs with 100 to 1,000,000 clients: seconds to the first step, seconds a step, memory, size of the folder.
+"""What runs with 100 to 1,000,000 clients cost: seconds to the first step, seconds a step, memory, size of the folder.
 
     python -m benchmarks.clients            # all rows, each in its own process
     python -m benchmarks.clients fedavg 1000
