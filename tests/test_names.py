@@ -31,4 +31,7 @@ def test_every_method_is_a_public_name() -> None:
 
 def test_every_public_name_is_there() -> None:
     assert [name for name in ekiden.__all__ if not hasattr(ekiden, name)] == []
-    assert set(ekiden._WHERE) <= set(ekiden.__all__)
+    space: dict[str, object] = {}
+    exec("from ekiden import *", space)
+    assert {"FedSeq", "SCAFFOLD", "Training", "run"} <= space.keys()
+    assert set(ekiden.__all__) <= space.keys()

@@ -57,7 +57,10 @@ def test_each_promise_of_a_page_has_its_tests(hooks: Any, tmp_path: Path, monkey
 
 def test_user_pages_name_no_tests(hooks: Any) -> None:
     pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "SECURITY.md"]
-    shown = {p.name: re.findall(r"\btest_\w{6,}", hooks.PROMISE.sub("", p.read_text(encoding="utf-8"))) for p in pages}
+    shown = {
+        p.name: re.findall(r"\btest_\w{6,}|\btests/", hooks.PROMISE.sub("", p.read_text(encoding="utf-8")))
+        for p in pages
+    }
     own = {"architecture.md", "own.md", "own-method.md", "own-transport.md"}  # they show how you test your own
     assert {name: found for name, found in shown.items() if found and name not in own} == {}
 

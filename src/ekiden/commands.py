@@ -248,7 +248,7 @@ def available() -> dict[str, Any]:
 
 
 @checked()
-def topology(name: str = "ring", clients: Annotated[int, Range(least=1, most=1000)] = 10) -> dict[str, Any]:
+def topology(name: str = "ring", clients: Annotated[int, Range(least=2, most=1000)] = 10) -> dict[str, Any]:
     """Return what `ekiden topology` prints about a graph of clients.
 
     Args:

@@ -34,11 +34,10 @@ def test_subgroups_and_calibration_are_on_the_page(tmp_path: Path) -> None:
     assert isinstance(drawing, Drawing)
     (row,) = found.rows
     assert dict(zip(found.header, row, strict=True)) == {
-        "column": "sex",
-        "subgroup": "f",
+        "subgroup": "sex: f",
         "samples": "40",
         "positives": "10",
-        "auroc %": "70.0 (60.0 to 80.0); gap -10.0 (-20.0 to +5.0)",
+        "auroc %": "70.0; 60.0 to 80.0; gap -10.0 (-20.0 to +5.0)",
         "accuracy %": "80.0; gap +2.0",
         "shift": "0.310",
         "slope, intercept": "1.20, -0.40",

@@ -16,14 +16,18 @@ import pytest
 
 from ekiden import Training
 from ekiden.base.errors import DivergenceWarning, UserError
+from ekiden.base.settings import Hardware
 from ekiden.cli.app import main
+from ekiden.data.columns import Reading
 from ekiden.engine.folder import read_lines
 from ekiden.methods import FedAvg, FedProx, FedSeq
+from ekiden.recipe import Recipe
 from ekiden.reporting import report
 from ekiden.reporting.models import Opener, Surface, _surface, accuracies
 from ekiden.reporting.runs import collect
 from ekiden.reporting.style import Drawing, Missing, look, publish
-from ekiden.reporting.tables import promises
+from ekiden.reporting.tables import command, promises
+from ekiden.runs.plan import Plan
 from ekiden.tables import sweep
 from tests.report.conftest import EXPERIMENT, make, plan
 
@@ -327,3 +331,11 @@ def test_a_run_with_noise_has_its_epsilon_on_the_page(runs: Path, tmp_path: Path
     (folder / "config.json").write_text(json.dumps(config | {"privacy": told}))
     (table,) = promises(collect([folder]))
     assert [row[2:] for row in table.rows] == [["2.5", "1e-05", "1", "1.9", "3"]]
+
+
+def test_the_command_that_repeats_a_run_has_what_columns_mean() -> None:
+    reading = Reading(label_column=("died",), drop_columns=("id", "n"))
+    recipe = Recipe(FedSeq(epochs=3), training=Training(lr=0.1))
+    assert command(Plan(recipe, data="a b.csv", reading=reading, hardware=Hardware(threads=2))) == (
+        "ekiden run fedseq --epochs 3 --lr 0.1 --data 'a b.csv' --label-column died --drop-columns id n --threads 2"
+    )

@@ -127,7 +127,7 @@ class TopologyOptions(Checked):
 
     topology: Positional[str] = "ring"
     """complete, ring, torus, star, exponential, erdos_renyi:P[:SEED], peers:K, matching or one_peer"""
-    clients: Annotated[int, Range(least=1, most=1000)] = 10
+    clients: Annotated[int, Range(least=2, most=1000)] = 10
     """N, number of clients"""
     matrix: bool = False
     """print the mixing matrix too"""
@@ -143,7 +143,7 @@ def show_topology(options: TopologyOptions) -> None:
     drawn, least, most = found["drawn"], min(found["neighbours"]), max(found["neighbours"])
     others = str(least) if least == most else f"{least} to {most}"
     console.print(f"{options.topology}, {counted(options.clients, 'client')}{', redrawn each round' if drawn else ''}")
-    console.print(f"each hears {others} others; {found['sent']} models sent a round")
+    console.print(f"each hears {others} {'other' if most == 1 else 'others'}; {found['sent']} models sent a round")
     console.print(
         f"mixing matrix{' of one round' if drawn else ''}: {_yes(found['symmetric'], 'symmetric')}, rows sum to 1, "
         f"{_yes(found['columns_sum_to_1'], 'columns sum to 1')}, {_yes(found['connected'], 'connected')}"

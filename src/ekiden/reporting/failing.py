@@ -34,7 +34,7 @@ def _table(name: str, title: str, found: Mapping[str, Any]) -> PlainTable:
     slopes = any("recalibration" in row for _, _, row in every)
     rows, data = [], []
     for column, subgroup, row in every:
-        cells = [column, subgroup, str(row["samples"]), str(row.get("positives", "–"))]
+        cells = [f"{column}: {subgroup}", str(row["samples"]), str(row.get("positives", "–"))]
         cells += [_cell(row, name) for name in names]
         cells += [f"{row['values'][name]:.3f}" if name in row["values"] else "–" for name in more]
         if slopes:
@@ -45,25 +45,25 @@ def _table(name: str, title: str, found: Mapping[str, Any]) -> PlainTable:
             ends, gap = row.get("intervals", {}).get(figure), row.get("gaps", {}).get(figure, [])
             values += [row["values"].get(figure), *(ends or (None, None)), *(*gap, None, None, None)[:3]]
         data.append([*values, *(row["values"].get(name) for name in more), *(row.get("recalibration") or (None, None))])
-    header = ["column", "subgroup", "samples", "positives"]
+    header = ["subgroup", "samples", "positives"]
     header += [f"{name} %" if name in _SHARES else name for name in names]
     header += [name.replace("_", " ") for name in more] + (["slope, intercept"] if slopes else [])
     ends = ("", "_low", "_high", "_gap", "_gap_low", "_gap_high")
-    numbers = [*header[:4], *(name + end for name in names for end in ends), *more, "slope", "intercept"]
+    numbers = ["column", *header[:3], *(name + end for name in names for end in ends), *more, "slope", "intercept"]
     at = f" Sensitivity and specificity at {found['threshold']:.4g}." if "threshold" in found else ""
     untold = found.get("untold", {}).items()
     left = "".join(f" {column}: {n} samples in small subgroups are left out." for column, n in untold)
-    return PlainTable(name, f"Subgroups: {title}", _NOTE + at + left, header, rows, numbers, data, frozenset({0, 1}))
+    return PlainTable(name, f"Subgroups: {title}", _NOTE + at + left, header, rows, numbers, data)
 
 
 def _cell(row: Mapping[str, Any], name: str) -> str:
-    """Return a figure with its interval and gap."""
+    """Return a figure with its interval and gap, which the page puts below each other."""
     if name not in row["values"]:
         return "–"
     scale, digits = (100, 1) if name in _SHARES else (1, 3)
     text = f"{scale * row['values'][name]:.{digits}f}"
     if ends := row.get("intervals", {}).get(name):
-        text += f" ({scale * ends[0]:.{digits}f} to {scale * ends[1]:.{digits}f})"
+        text += f"; {scale * ends[0]:.{digits}f} to {scale * ends[1]:.{digits}f}"
     if gap := row.get("gaps", {}).get(name):
         within = f" ({scale * gap[1]:+.{digits}f} to {scale * gap[2]:+.{digits}f})" if len(gap) == 3 else ""
         text += f"; gap {scale * gap[0]:+.{digits}f}{within}"

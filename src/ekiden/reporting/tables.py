@@ -1,8 +1,8 @@
 """Tables of a report: results as papers print them, what the accuracy cost, and the command and machine of each run."""
 
 import shlex
-from collections.abc import Sequence
-from dataclasses import MISSING, Field, dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -292,14 +292,17 @@ def environments(found: Found) -> PlainTable:
 
 def command(plan: Plan[Method]) -> str:
     """Return `ekiden run ...` with every flag that differs from its default."""
-    words = ["ekiden", "run", plan.recipe.method.title()]
-    parts: tuple[Any, ...] = (plan.recipe, plan, plan.recipe.method, plan.recipe.training, plan.hardware)
-    for part in parts:
-        for field in fields(part):
-            value = getattr(part, field.name)
-            if field.name not in ("recipe", "method", "training", "hardware") and value != _default(field):
-                words += _flag(field.name.replace("_", "-"), value)
-    return shlex.join(words)
+    return shlex.join(["ekiden", "run", plan.recipe.method.title(), *_flags(plan)])
+
+
+def _flags(settings: Any) -> Iterator[str]:
+    """Yield the flags of what differs from its default, also in parts of settings."""
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if is_dataclass(value):
+            yield from _flags(value)
+        elif value != _default(field):
+            yield from _flag(field.name.replace("_", "-"), value)
 
 
 def _repeat(run: Summary) -> str:
