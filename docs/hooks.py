@@ -170,7 +170,7 @@ def _linked(text: str, up: str) -> str:
     return text
 
 
-PROMISE = re.compile(r"\s?<!--\s+tests:\s+([\w, \n]+?)\s*-->")
+PROMISE = re.compile(r"[ \t]*\n?[ \t]*<!--\s+tests:\s+([\w, \n]+?)\s*-->")
 
 
 def promises() -> str:
