@@ -10,7 +10,7 @@ from ekiden.base.errors import UserError, unknown
 from ekiden.data.kinds import Inputs, Table, Tokens
 from ekiden.data.kinds.arrays import SHORTEST
 from ekiden.data.tasks import Segmentation, Task
-from ekiden.models import images, pretrained
+from ekiden.models import images, pretrained, scattering
 from ekiden.models.linear import linear
 from ekiden.models.pretrained import LITE, is_pretrained, load_weights, located, located_file
 from ekiden.models.split import Split, SplitNetwork
@@ -56,6 +56,7 @@ _NETWORKS: dict[str, tuple[_Builder, int]] = {
     "resnet18": (images.resnet18, 1),
     "resnet18_gn": (images.resnet18_gn, 1),
     "vgg11": (images.vgg11, 32),
+    "scattering": (scattering.scattering, 16),
     "cnn_signal": (images.cnn_signal, 0),
 }
 

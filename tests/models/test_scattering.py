@@ -1,0 +1,74 @@
+"""Scattering: wavelets against their formula, features of each image alone, and whitening by dead leaves."""
+
+import math
+
+import pytest
+import torch
+
+from ekiden import UserError, models
+from ekiden.models import scattering
+from ekiden.models.scattering import Scattering, dead_leaves
+
+SMALL = (1, 16, 16)
+
+
+def test_a_wavelet_is_a_wave_under_a_gaussian_without_its_mean() -> None:
+    sigma, frequency, turn, side = 1.6, 0.375 * math.pi, 0.4, 24
+    wide = 2 * sigma  # across
+    found = torch.fft.ifft2(scattering._wavelet((side, side), sigma, frequency, turn))
+    places = torch.arange(-3 * side // 2, 3 * side // 2, dtype=torch.float64)
+    y, x = places[:, None], places
+    along, across = x * math.cos(turn) + y * math.sin(turn), y * math.cos(turn) - x * math.sin(turn)
+    still = torch.exp(-(along**2) / (2 * sigma**2) - across**2 / (2 * wide**2)) / (2 * math.pi * sigma * wide)
+    wave = still * torch.exp(1j * frequency * along)
+    wave -= wave.sum() / still.sum() * still
+    periodic = wave.view(3, side, 3, side).sum((0, 2)).roll((-side // 2, -side // 2), (0, 1))
+    torch.testing.assert_close(found, periodic, atol=1e-9, rtol=0)
+    assert abs(complex(found.sum())) < 1e-12
+
+
+def test_maps_are_averages_of_moduli() -> None:
+    """First order, by by convolution with a wavelet in space."""
+    x = dead_leaves(3, SMALL)
+    side = SMALL[1] + 8
+    padded = torch.nn.functional.pad(x, (4, 4, 4, 4), mode="reflect").double()
+    kernel = torch.fft.ifft2(scattering._wavelet((side, side), 0.8, 0.75 * math.pi, 0.0))
+    moved = torch.stack([padded[:, 0].roll((a, b), (1, 2)) for a in range(side) for b in range(side)], -1)
+    modulus = (moved.to(kernel.dtype) @ kernel.flatten()).abs()
+    low = scattering._average(side, 1).double()
+    expected = low @ modulus @ low.T
+    fine = scattering._bank((side, side))[0][0].double()
+    found = low @ torch.fft.ifft2(torch.fft.fft2(padded[:, 0]) * fine).abs() @ low.T
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_features_of_an_image_do_not_depend_on_others() -> None:
+    network = Scattering((1, 17, 30)).requires_grad_(False)
+    x = dead_leaves(5, (1, 17, 30))
+    together = network(x)
+    assert together.shape == (5, network.width)
+    assert network.width == 81 * 16
+    torch.testing.assert_close(together[2:3], network(x[2:3]), atol=1e-4, rtol=1e-4)
+    assert float((together[2] - together[3]).norm()) > 1
+
+
+def test_dead_leaves_are_white_but_for_what_was_added() -> None:
+    network = Scattering(SMALL)
+    assert network.width == 81 * 16
+    with torch.no_grad():
+        white = network(dead_leaves(scattering._IMAGES, SMALL)).view(-1, 16, 81).double().transpose(0, 1)
+        assert float(white.mean(1).abs().max()) < 1e-3
+        covariance, whiten = white.mT @ white / white.shape[1], network.whiten.double()
+        back = torch.linalg.inv(whiten)
+        variances = (back.mT @ covariance @ back).diagonal(dim1=1, dim2=2)
+        added = scattering._REST * variances.mean(1)[:, None, None] * (whiten.mT @ whiten)
+    torch.testing.assert_close(covariance + added, torch.eye(81).double().expand(16, 81, 81), atol=1e-3, rtol=0)
+
+
+def test_the_network_is_the_same_at_all_silos_whatever_the_seed() -> None:
+    first, other = (models.build("scattering", SMALL, 4) for _ in range(2))
+    pairs = zip(first.named_parameters(), other.parameters(), strict=True)
+    assert all(torch.equal(one, two) for (name, one), two in pairs if name.startswith("features."))
+    assert any(name.startswith("features.") for name, _ in first.named_parameters())
+    with pytest.raises(UserError, match="scattering needs images of at least 16x16 pixels"):
+        models.build("scattering", (1, 8, 8), 4)
