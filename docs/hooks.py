@@ -93,18 +93,36 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Close the later sections of a method's page, whose headings stay visible; say ranges of arguments in words."""
-    return folded(html) if page.file.src_uri.startswith("methods/") else spoken(html)
+    """Close the later sections of a method's page, whose headings stay visible."""
+    return folded(html) if page.file.src_uri.startswith("methods/") else html
+
+
+TAG = r"(?:<[^<>]*>|\s)*"
+"""What may stand between the parts of an annotation in HTML."""
+RANGE = re.compile(
+    TAG.join(
+        [r"<span[^>]*>Annotated</span>", r"\[", r"(\w+)", ",", "Range", r"\(", rf"((?:[\w=.,-]|{TAG})*?)", r"\)", r"\]"]
+    )
+)
+NAMED = re.compile(r'<span (?:title="ekiden\.base\.checks\.|class="n">)(\w+)(?:">\w+)?</span>')
 
 
 def spoken(html: str) -> str:
-    """Return a page of the reference with words for the names of ranges, such as `CountOrZero`."""
+    """Return a page of the reference with words for ranges and their names, such as `CountOrZero`."""
 
-    def said(name: re.Match[str]) -> str:
-        kind = getattr(checks, name[1])
-        return words(kind) if get_origin(kind) is Annotated else name[0]
+    def bounded(found: re.Match[str]) -> str:
+        bounds = re.findall(r"(\w+)=([\d.e-]+)", re.sub(r"<[^>]*>|\s", "", found[2]))
+        limits = Range(**{name: float(value) if "." in value else int(value) for name, value in bounds})
+        return words(Annotated[{"int": int, "float": float}[found[1]], limits])
 
-    return re.sub(r'<span title="ekiden\.base\.checks\.(\w+)">\w+</span>', said, html)
+    def named(found: re.Match[str]) -> str:
+        kind = getattr(checks, found[1], None)
+        return words(kind) if get_origin(kind) is Annotated else found[0]
+
+    def told(part: re.Match[str]) -> str:
+        return NAMED.sub(named, RANGE.sub(bounded, part[0]))
+
+    return re.sub(r'<div class="doc-signature.*?</div>|<code><span title=.*?</code>', told, html, flags=re.DOTALL)
 
 
 def folded(html: str) -> str:
@@ -310,4 +328,4 @@ def words(hint: Any) -> str:
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     """Take the script that search needs in a page opened as a file from the site itself, not from a network."""
-    return output.replace("https://unpkg.com/iframe-worker/shim", get_relative_url(SHIM, page.url))
+    return spoken(output).replace("https://unpkg.com/iframe-worker/shim", get_relative_url(SHIM, page.url))

@@ -74,7 +74,12 @@ def test_a_method_lists_its_hyperparameters_in_words(hooks: Any) -> None:
     assert "ekiden run local" in hooks.settings(Local)
     seed = '<code><span title="ekiden.base.checks.CountOrZero">CountOrZero</span></code>'
     assert hooks.spoken(seed) == "<code>whole number, 0 or more</code>"
-    assert hooks.spoken(base := '<span title="ekiden.base.checks.Checked">Checked</span>') == base
+    assert hooks.spoken(base := '<code><span title="ekiden.base.checks.Checked">Checked</span></code>') == base
+    angle = '<span title="ekiden.base.checks.Range">Range</span>(least=0, most=180)]</code>'
+    annotated = f'<code><span title="typing.Annotated">Annotated</span>[<span title="float">float</span>, {angle}'
+    assert hooks.spoken(annotated) == "<code>number, at least 0 and at most 180</code>"
+    signature = '<div class="doc-signature highlight"><span class="n">lr</span>: <span class="n">Positive</span></div>'
+    assert "</span>: number, greater than 0</div>" in hooks.spoken(signature)
 
 
 def test_a_page_of_a_method_is_closed_from_the_costs_on(hooks: Any) -> None:

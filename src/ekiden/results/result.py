@@ -88,7 +88,7 @@ class LoadedModel(nn.Module):
             x: tensor or array (b, *shape). uint8 pixels from 0 to 255, or float pixels in [0, 1]; or float features, if
                 the run had such data. Mean and standard deviation are applied here. Texts are (b, L) int64 tokens. Or
                 what the run's data were made of: rows of a table (a frame, or a dict of columns), or a list of texts.
-            Only with tensors do the outputs have gradients.
+                Only with tensors do the outputs have gradients.
 
         Raises:
             UserError: samples of another shape, or of another kind than the run's.
