@@ -114,4 +114,4 @@ def test_masks_are_read_again_when_they_change_and_need_the_size_of_their_images
 def test_a_model_learns_from_masks_of_files(tmp_path: Path) -> None:
     data = ekiden.split(load(pictures(tmp_path), label_column="mask"), "iid", 2, val_fraction=0)
     result = ekiden.run(ekiden.FedSeq(epochs=1), data, "unet")
-    assert result.model(data.dataset.test.x).shape[1:] == (2, 8, 6)
+    assert result.model(data.dataset.test.x.float()).shape[1:] == (2, 8, 6)

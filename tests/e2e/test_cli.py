@@ -274,7 +274,9 @@ def pets(folder: Path, *domains: str) -> None:
             (folder / path / name).mkdir(parents=True)
             for i in range(12):
                 shade = 200 if name == "cat" else 40
-                Image.new("RGB", (18, 18), (shade, i, len(str(path)))).save(folder / path / name / f"{i}.png")
+                image = Image.new("RGB", (18, 18), (shade, i, len(str(path))))
+                image.putpixel((0, 0), (0, 0, 0))
+                image.save(folder / path / name / f"{i}.png")
 
 
 ON_PETS = ["run", "fedseq", "--data", "pets", "--clients", "2", "--lr", "0.01", *QUICK]
@@ -500,7 +502,9 @@ def test_the_error_of_a_real_process_is_one_line(fresh: bool) -> None:
 
 def png(shade: int) -> bytes:
     data = io.BytesIO()
-    Image.new("L", (8, 8), shade).save(data, "png")
+    image = Image.new("L", (8, 8), shade)
+    image.putpixel((0, 0), 255)
+    image.save(data, "png")
     return data.getvalue()
 
 

@@ -39,7 +39,7 @@ def test_the_contrast_by_hand() -> None:
 
 def test_the_loss_by_hand() -> None:
     """One sample (3, 4) of class 0 with prototypes (1, 0) and (0, 2); its views are equal, so the contrast is 0."""
-    loss = AlignedLoss(FAFI(noise=0.0, nu=0.5))
+    loss = AlignedLoss(FAFI(jitter=0.0, nu=0.5))
     found = loss(network([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([[3.0, 4.0]]), torch.tensor([0]))
     proper = math.log(1 + math.exp(2 * 0.8 - 0.6))
     apart = (math.log(1 + math.exp(-1)) + math.log(1 + math.exp(-4))) / 2
@@ -64,13 +64,13 @@ def test_features_and_prototypes_are_averaged() -> None:
 
 def test_second_views() -> None:
     image = torch.arange(64.0).view(1, 1, 8, 8) + 1
-    moved = {tuple(FAFI(noise=0.0).view(image).flatten().tolist()) for _ in range(60)}
+    moved = {tuple(FAFI(jitter=0.0).view(image).flatten().tolist()) for _ in range(60)}
     assert len(moved) > 5, "shifts by up to one pixel in both directions"
     assert all(len(set(v) - {0.0}) >= 49 for v in moved)
-    assert torch.equal(FAFI(noise=0.0, shift=0.0).view(image), image)
-    mirrored = {FAFI(noise=0.0, shift=0.0, mirror=True).view(image)[0, 0, 0, 0].item() for _ in range(20)}
+    assert torch.equal(FAFI(jitter=0.0, shift=0.0).view(image), image)
+    mirrored = {FAFI(jitter=0.0, shift=0.0, flip=True).view(image)[0, 0, 0, 0].item() for _ in range(20)}
     assert mirrored == {1.0, 8.0}
-    noise = FAFI(noise=0.5).view(torch.zeros(4000, 3))
+    noise = FAFI(jitter=0.5).view(torch.zeros(4000, 3))
     assert float(noise.std()) == pytest.approx(0.5, rel=0.05)
 
 
@@ -98,6 +98,6 @@ def test_what_is_refused() -> None:
         FAFI().own_network(Unnamed(), (4,), 3, Classification())
     with pytest.raises(UserError, match="begin with"):
         FAFI().own_network(SplitNetwork(nn.Identity(), nn.Identity()), (4,), 3, Classification())
-    for wrong in ({"temperature": 0.0}, {"shift": 0.6}, {"noise": -1.0}, {"weighting": "all"}):
+    for wrong in ({"temperature": 0.0}, {"shift": 0.6}, {"jitter": -1.0}, {"weighting": "all"}):
         with pytest.raises(UserError):
             FAFI(**wrong)

@@ -226,7 +226,7 @@ def fafi_loss(w: Vector, i: int) -> float:
 
 def test_fafi() -> None:
     """Zeng et al. 2025: 2 CE(P z, y) + μ SupCon(z) + ν CE(P Pᵀ); then Σ p_k z_k against the mean prototypes."""
-    method = FAFI(epochs=2, temperature=0.5, mu=0.7, nu=0.4, noise=0.0)
+    method = FAFI(epochs=2, temperature=0.5, mu=0.7, nu=0.4, jitter=0.0)
     first = nn.utils.parameters_to_vector(builder(module(), data(), 0, method)().parameters()).detach().double().numpy()
     sent, lr = [], 0.1
     for i in ALL:

@@ -112,7 +112,7 @@ CHANGES: dict[str, Any] = {
     "sealed": True,
     "skips": True,
     "values": "another",
-    "task": "another",
+    "task": '{"kind": "regression"}',
     "spelling": "merge",
     "schema": "another",
     "revises": "another",

@@ -96,8 +96,8 @@ def test_corrections_of_one_column_and_other_units_of_all_hide_no_patient(tmp_pa
     weeks = [
         (f"{52 * float(str(row[0])):.4f}", {"f": "female", "m": "male"}[str(row[1])], *row[2:]) for row in corrected
     ]
-    for held in (corrected, weeks):
-        with pytest.raises(UserError, match="except for 1 value in a column: the difference would show"):
+    for held in (corrected, weeks):  # keyed hashes of 16 bits may collide: then it names more values
+        with pytest.raises(UserError, match=r"except for \d values? in a column: the difference would show"):
             silo(tmp_path, held).sums()
     other = tmp_path / "other"  # what they would have shown
     other.mkdir()

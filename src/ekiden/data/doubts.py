@@ -66,7 +66,7 @@ _PEEK = 512  # rows that are looked at first
 _WORD = re.compile(r"\w+")
 _LEADS = 16  # more channels are hardly leads
 _LARGE = 1 << 28  # bytes of samples that are not compared
-_MANY = 2_000_000  # samples that are not compared: their prints would need a gigabyte
+_CROWD = 2_000_000  # samples that are not compared: their prints would need a gigabyte
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class SeenData:
         Those with nothing in them have fingerprints of their own.
         """
         both = (self.data.train.x, self.data.test.x)
-        if sum(x.nbytes for x in both) > _LARGE or sum(map(len, both)) > _MANY or both[0][0].numel() < FEATURES:
+        if sum(x.nbytes for x in both) > _LARGE or sum(map(len, both)) > _CROWD or both[0][0].numel() < FEATURES:
             return None
         train, test = (
             [

@@ -128,9 +128,9 @@ class FAFI(OneShot):
     """ν, weight of the loss that keeps prototypes apart"""
     shift: Annotated[float, Range(least=0, most=0.5)] = 0.125
     """largest shift of an image for its second view, as a share of its height"""
-    mirror: bool = False
+    flip: bool = False
     """whether second views are mirrored at random"""
-    noise: NonNegative = 0.1
+    jitter: NonNegative = 0.1
     """standard deviation of the noise that second views get, in units of the inputs"""
     weighting: Literal["uniform", "samples"] = "samples"
     """p_k, weights of the features: 1/N, or n_k/n"""
@@ -162,8 +162,8 @@ class FAFI(OneShot):
     def view(self, x: Tensor) -> Tensor:
         """Return another view of inputs (b, ...)."""
         if x.ndim == 4:
-            x = Augment(crop=round(self.shift * x.shape[2]), flip=self.mirror)(x)
-        return x + self.noise * torch.randn(x.shape).to(x.device) if self.noise else x
+            x = Augment(crop=round(self.shift * x.shape[2]), flip=self.flip)(x)
+        return x + self.jitter * torch.randn(x.shape).to(x.device) if self.jitter else x
 
     def joined(self, network: nn.Module, sent: Sequence[Trained]) -> Weights:
         """Return the weights of the network of mean features and mean prototypes."""
