@@ -314,17 +314,11 @@ def nobody(step: int, client: str) -> bool:
 
 @dataclass(frozen=True)
 class _Here:
-    """Makes the transport of clients on this machine.
+    """Makes the transport of clients on this machine."""
 
-    Attributes:
-        worker: executes tasks in this process.
-        processes: number of worker processes; 0 does all tasks in this process.
-        absent: which clients do not answer in which step.
-    """
-
-    worker: Worker
-    processes: int
-    absent: Absent
+    worker: Worker  # executes tasks in this process
+    processes: int  # number of worker processes; 0 does all tasks in this process
+    absent: Absent  # which clients do not answer in which step
 
     def __call__(self, start: Start) -> Transport:
         """Make the transport that continues from `start`."""
@@ -336,11 +330,7 @@ class _Here:
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run that was checked. Nothing is written yet, and no process has started.
-
-    Attributes:
-        described: the configuration, as the folder keeps it.
-    """
+    """A run that was checked. Nothing is written yet, and no process has started."""
 
     recipe: Recipe[Method]
     worker: Worker
@@ -348,7 +338,7 @@ class PreparedRun:
     test: TestSet
     transport: MakesTransport
     folder: Path | None
-    described: Mapping[str, Any]
+    described: Mapping[str, Any]  # the configuration, as the folder keeps it
     how: How
 
     def end(self) -> Result:

@@ -264,21 +264,13 @@ def _of_seed(data: Any, seed: int) -> Any:
 
 @dataclass
 class _Results:
-    """Runs candidates over all seeds.
+    """Runs candidates over all seeds."""
 
-    Attributes:
-        divided: the silos by seed.
-        place: the study's folder, if there is one.
-        options: further arguments of `ekiden.run`.
-        advance: shows how far the study is.
-        done: number of finished runs.
-    """
-
-    divided: Mapping[int, FederatedData]
-    place: Path | None
-    options: Mapping[str, Any]
-    advance: Advance
-    done: int = 0
+    divided: Mapping[int, FederatedData]  # the silos by seed
+    place: Path | None  # the study's folder, if there is one
+    options: Mapping[str, Any]  # further arguments of `ekiden.run`
+    advance: Advance  # shows how far the study is
+    done: int = 0  # number of finished runs
 
     def __call__(self, name: str, one: _Candidate, *, tune: bool = False) -> tuple[Result, ...]:
         """Return the results of a candidate, one a seed; `tune` measures on validation data."""

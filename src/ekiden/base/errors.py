@@ -75,15 +75,11 @@ class UserError(_Message):
 
 
 class PrivateError(UserError):
-    """An error whose text may hold values of single samples.
-
-    Attributes:
-        told: what other parties may know of it.
-    """
+    """An error whose text may hold values of single samples."""
 
     def __init__(self, text: str, told: str = "") -> None:
         super().__init__(text)
-        self.told = told
+        self.told = told  # what other parties may know of it
 
 
 class DivergenceWarning(UserWarning):

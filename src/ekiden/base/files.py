@@ -270,17 +270,11 @@ LARGE = 1 << 28
 
 @dataclass(frozen=True)
 class Place:
-    """Where the bytes of a tensor are.
+    """Where the bytes of a tensor are."""
 
-    Attributes:
-        path: path of the file.
-        offset: position of the first byte.
-        shape: shape of the tensor.
-    """
-
-    path: Path
-    offset: int
-    shape: tuple[int, ...]
+    path: Path  # path of the file
+    offset: int  # position of the first byte
+    shape: tuple[int, ...]  # shape of the tensor
 
     def open(self) -> Tensor:
         """Map the bytes as uint8. Writing into the tensor writes into the file.

@@ -25,13 +25,9 @@ class Shared:
 
 @dataclass(frozen=True)
 class Packed:
-    """Mark, with `Annotated`, a tensor of bytes that holds numbers of fewer than 32 bits, one after the other.
+    """Mark, with `Annotated`, a tensor of bytes that holds numbers of fewer than 32 bits, one after the other."""
 
-    Attributes:
-        bits: name of the field that says how many bits each has.
-    """
-
-    bits: str
+    bits: str  # name of the field that says how many bits each has
 
 
 class Unopened(UserError, AttributeError):
@@ -44,27 +40,18 @@ class Masked:
 
     It stands in place of the payload whose numbers it hides, and has the same number of bytes. All but `numbers`
     and `shared` is header.
-
-    Attributes:
-        form: JSON tree of the payload; see `ekiden.engine.transport.summands`.
-        numbers: whole numbers modulo 2^bits, as int16, int32 or int64; those of other bits packed in uint8.
-        bits: of the numbers in each tensor.
-        shared: whole numbers that all parts share, not masked.
-        check: digest of the numbers, modulo 2^64, under a mask of its own. It is linear, so the digest of a sum is the
-            sum of the digests. A sum that does not fit into its bits, or whose masks do not cancel, has another one.
-        sum: name of the sum.
-        members: digest of the list of those who give a part.
-        given: names of those who gave theirs.
     """
 
-    form: str
-    numbers: list[Tensor]
-    bits: list[int]
-    shared: list[int]
+    form: str  # JSON tree of the payload; see `ekiden.engine.transport.summands`
+    numbers: list[Tensor]  # whole numbers modulo 2^bits, as int16, int32 or int64; those of other bits packed in uint8
+    bits: list[int]  # of the numbers in each tensor
+    shared: list[int]  # whole numbers that all parts share, not masked
+    # digest of the numbers, modulo 2^64, under a mask of its own. It is linear, so the digest of a sum is the sum of
+    # the digests. A sum that does not fit into its bits, or whose masks do not cancel, has another one.
     check: int
-    sum: str
-    members: str
-    given: list[str]
+    sum: str  # name of the sum
+    members: str  # digest of the list of those who give a part
+    given: list[str]  # names of those who gave theirs
 
     def __post_init__(self) -> None:
         """Check what may come from another party."""

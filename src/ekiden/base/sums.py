@@ -32,15 +32,10 @@ _MOST = {torch.int32: 2**31 - 1, torch.int64: 2**53 - 1}  # float64 adds them up
 
 
 class Rounding(NamedTuple):
-    """How sums of products are rounded.
+    """How sums of products are rounded."""
 
-    Attributes:
-        bits: b, from 12 to 31.
-        unit: q; the sums become multiples of it.
-    """
-
-    bits: int
-    unit: int
+    bits: int  # b, from 12 to 31
+    unit: int  # q; the sums become multiples of it
 
     @classmethod
     def within(cls, bits: int, samples: int, variance: int) -> "Rounding":
@@ -57,20 +52,14 @@ class Rounded:
 
     Products are counted in q modulo 2^b. Their sums have the same bits in any order, and a part can be subtracted
     again. `matrix` finds the multiples of q·2^b that are missing.
-
-    Attributes:
-        squares: (D,) int32, Σ φ².
-        products: (⌈b·D(D - 1)/16⌉,) uint8, b bits for each product above the diagonal, row by row.
-        bits: b.
-        unit: q.
-        parts: how many sums were rounded.
     """
 
-    squares: Tensor
+    squares: Tensor  # (D,) int32, Σ φ²
+    # (⌈b·D(D - 1)/16⌉,) uint8, b bits for each product above the diagonal, row by row
     products: Annotated[Tensor, Packed("bits")]
-    bits: Annotated[int, Shared]
-    unit: Annotated[int, Shared]
-    parts: int
+    bits: Annotated[int, Shared]  # b
+    unit: Annotated[int, Shared]  # q
+    parts: int  # how many sums were rounded
 
     def __post_init__(self) -> None:
         """Check what may come from another party."""
@@ -200,16 +189,12 @@ class Sums(_Addable):
     All entries are whole numbers, so sums of sums are the same bits in any order. They travel as int32, which is enough
     for 133,144 samples whatever their features are, and usually for more. Sums of wide features travel as int64, which
     is enough for 8,388,608 samples.
-
-    Attributes:
-        gram: (D(D + 1)/2,) int32 or int64, Σ φφᵀ, the upper triangle row by row; or rounded, which goes with int32.
-        classes: (K, D) of the same type, Σ φ over the samples of each class.
-        counts: (K,) int64, number of samples of each class.
     """
 
+    # (D(D + 1)/2,) int32 or int64, Σ φφᵀ, the upper triangle row by row; or rounded, which goes with int32
     gram: Tensor | Rounded
-    classes: Tensor
-    counts: Tensor
+    classes: Tensor  # (K, D) of the same type, Σ φ over the samples of each class
+    counts: Tensor  # (K,) int64, number of samples of each class
 
     def __post_init__(self) -> None:
         """Check what may come from another party."""
@@ -244,19 +229,12 @@ class Sums(_Addable):
 
 @dataclass(frozen=True, eq=False)
 class NoisySums(Sums):
-    """Sums to which each part has added whole-number noise, so that they keep differential privacy.
+    """Sums to which each part has added whole-number noise, so that they keep differential privacy."""
 
-    Attributes:
-        parts: how many parts are in the sums.
-        gram_noise: standard deviation of the noise that a part added to each entry of `gram`.
-        class_noise: the same for `classes`.
-        count_noise: the same for `counts`.
-    """
-
-    parts: int
-    gram_noise: Annotated[int, Shared]
-    class_noise: Annotated[int, Shared]
-    count_noise: Annotated[int, Shared]
+    parts: int  # how many parts are in the sums
+    gram_noise: Annotated[int, Shared]  # standard deviation of the noise that a part added to each entry of `gram`
+    class_noise: Annotated[int, Shared]  # the same for `classes`
+    count_noise: Annotated[int, Shared]  # the same for `counts`
 
     def _refuse_impossible(self) -> None:
         """Accept negative squares and counts, which noise makes; refuse noise that is none."""
@@ -276,23 +254,14 @@ class NoisySums(Sums):
 
 @dataclass(frozen=True, eq=False)
 class TargetSums(_Addable):
-    """What ridge regression needs from n samples with features φ (D,) and targets y (K,), all whole numbers.
+    """What ridge regression needs from n samples with features φ (D,) and targets y (K,), all whole numbers."""
 
-    Attributes:
-        gram: (D(D + 1)/2,) int32 or int64, Σ φφᵀ, or rounded, as in `Sums`.
-        features: (D,) int64, Σ φ.
-        products: (K, D) int64, Σ yφᵀ.
-        targets: (K,) int64, Σ y.
-        powers: (K,) int64, Σ y².
-        samples: n.
-    """
-
-    gram: Tensor | Rounded
-    features: Tensor
-    products: Tensor
-    targets: Tensor
-    powers: Tensor
-    samples: int
+    gram: Tensor | Rounded  # (D(D + 1)/2,) int32 or int64, Σ φφᵀ, or rounded, as in `Sums`
+    features: Tensor  # (D,) int64, Σ φ
+    products: Tensor  # (K, D) int64, Σ yφᵀ
+    targets: Tensor  # (K,) int64, Σ y
+    powers: Tensor  # (K,) int64, Σ y²
+    samples: int  # n
 
     def __post_init__(self) -> None:
         """Check what may come from another party."""

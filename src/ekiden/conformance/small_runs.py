@@ -77,20 +77,13 @@ class Passes:
 
 @dataclass
 class Seen:
-    """What was seen.
+    """What was seen."""
 
-    Attributes:
-        requests: the method's requests.
-        read: the values that were read from the transport.
-        passes: the passes of each task.
-        selected: what local training was told to return, each value that occurred.
-        misfits: tasks that kept something in `client.state` that does not fit the method's declaration, and why.
-    """
-
-    requests: list[Request] = field(default_factory=list)
-    read: set[Ref[Any]] = field(default_factory=set)
-    passes: list[Passes] = field(default_factory=list)
-    selected: set[str] = field(default_factory=set)
+    requests: list[Request] = field(default_factory=list)  # the method's requests
+    read: set[Ref[Any]] = field(default_factory=set)  # the values that were read from the transport
+    passes: list[Passes] = field(default_factory=list)  # the passes of each task
+    selected: set[str] = field(default_factory=set)  # what local training was told to return, each value that occurred
+    # tasks that kept something in `client.state` that does not fit the method's declaration, and why
     misfits: dict[str, str] = field(default_factory=dict)
 
 
@@ -215,16 +208,11 @@ class _Once(Generic[T]):
 
 
 class Subject:
-    """A method under test.
-
-    Attributes:
-        kind: its class.
-        seen: what was seen in `watched`, also if that run failed.
-    """
+    """A method under test."""
 
     def __init__(self, kind: type[Method]) -> None:
-        self.kind = kind
-        self.seen = Seen()
+        self.kind = kind  # its class
+        self.seen = Seen()  # what was seen in `watched`, also if that run failed
 
     @_Once
     def default(self) -> Method:

@@ -221,16 +221,11 @@ def models(state: State, transport: Transport) -> tuple[Weights | None, list[Wei
 
 @dataclass(frozen=True)
 class Outline:
-    """All that a run asks for.
+    """All that a run asks for."""
 
-    Attributes:
-        requests: in order.
-        end: the last state.
-        transfers: the ledger of the run, in order; their bytes are right where sizes of values were given.
-    """
-
-    requests: tuple[Request, ...]
-    end: State
+    requests: tuple[Request, ...]  # in order
+    end: State  # the last state
+    # the ledger of the run, in order; their bytes are right where sizes of values were given
     transfers: tuple[Transfer, ...] = ()
 
     @cached_property

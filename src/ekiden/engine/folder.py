@@ -91,19 +91,12 @@ _OPTIONAL: dict[str, type | tuple[type, ...]] = {
 
 
 class TaskPasses(NamedTuple):
-    """What a task computed.
+    """What a task computed."""
 
-    Attributes:
-        party: the client that did it, or the server.
-        value: the name of its result there; empty for the server, which has one entry a step.
-        forward: samples that went forward through a network.
-        backward: samples that went backward.
-    """
-
-    party: str
-    value: str
-    forward: int
-    backward: int
+    party: str  # the client that did it, or the server
+    value: str  # the name of its result there; empty for the server, which has one entry a step
+    forward: int  # samples that went forward through a network
+    backward: int  # samples that went backward
 
     @property
     def call(self) -> int:
@@ -117,17 +110,11 @@ PassesOf = Mapping[int, Sequence[TaskPasses]]
 
 @dataclass
 class Trace:
-    """What a run reported.
+    """What a run reported."""
 
-    Attributes:
-        metrics: one row a step.
-        ledger: every transfer.
-        passes: what each task computed.
-    """
-
-    metrics: list[Mapping[str, Any]] = field(default_factory=list)
-    ledger: list[Transfer] = field(default_factory=list)
-    passes: dict[int, Sequence[TaskPasses]] = field(default_factory=dict)
+    metrics: list[Mapping[str, Any]] = field(default_factory=list)  # one row a step
+    ledger: list[Transfer] = field(default_factory=list)  # every transfer
+    passes: dict[int, Sequence[TaskPasses]] = field(default_factory=dict)  # what each task computed
 
 
 @dataclass(frozen=True)
@@ -146,11 +133,7 @@ class InUse(UserError):
 
 
 class RunFolder:
-    """A run folder, held by this process until `close`.
-
-    Attributes:
-        written: `Transport.written` of the state that was loaded; None if the transport does not know it.
-    """
+    """A run folder, held by this process until `close`."""
 
     def __init__(self, path: Path, config: Mapping[str, Any], clients: Mapping[str, ClientData] | None = None) -> None:
         """Create the folder, or open one that exists.
@@ -164,6 +147,7 @@ class RunFolder:
             InUse: another process is using it.
         """
         self.path = path
+        # `Transport.written` of the state that was loaded; None if the transport does not know it
         self.written: Mapping[str, str] | None = {}
         self._files: dict[str, IO[bytes]] = {}
         config = {"format": FORMAT, "ekiden": __version__, **config}

@@ -108,19 +108,12 @@ def _named(make: Callable[[], nn.Module]) -> str:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Gives what is built the values of a file, and freezes what is not trained.
+    """Gives what is built the values of a file, and freezes what is not trained."""
 
-    Attributes:
-        build: makes the network.
-        pretrained: safetensors file with its values; empty keeps the values that `build` gave.
-        train: what is trained, see `models.training_part`.
-        seed: for drawing adapters.
-    """
-
-    build: Callable[[], nn.Module]
-    pretrained: str
-    train: str
-    seed: int
+    build: Callable[[], nn.Module]  # makes the network
+    pretrained: str  # safetensors file with its values; empty keeps the values that `build` gave
+    train: str  # what is trained, see `models.training_part`
+    seed: int  # for drawing adapters
 
     def __call__(self) -> nn.Module:
         named = isinstance(self.build, NamedNetwork) and (

@@ -27,17 +27,11 @@ X = TypeVar("X", bound=Transport)
 
 @dataclass(frozen=True)
 class End:
-    """What a run has after a step.
-
-    Attributes:
-        state: its state.
-        trace: all that was reported so far.
-        transport: holds the values of the state until the next step is done.
-    """
+    """What a run has after a step."""
 
     state: State
-    trace: Trace
-    transport: Transport
+    trace: Trace  # all that was reported so far
+    transport: Transport  # holds the values of the state until the next step is done
 
     @cached_property
     def models(self) -> tuple[Weights | None, list[Weights]]:
@@ -57,33 +51,21 @@ def last(steps: Generator[Any, None, T]) -> T:
 
 @dataclass(frozen=True)
 class Run(Generic[X]):
-    """Everything that a run needs.
+    """Everything that a run needs."""
 
-    Attributes:
-        setup: what the parties agree on.
-        clients: their names.
-        transport: makes the transport that continues from a state; it is also given what `Transport.written` said then.
-        evaluator: makes the evaluator of models, from the transport.
-        build: makes a network that the result fits.
-        folder: where the run is kept; None keeps it in memory.
-        evaluate_every: steps between evaluations; 0 evaluates only at the end.
-        on_step: called after each step with the row of metrics.
-        skip: whether steps whose client is missing may be left out, if the method allows it.
-        stop_after: number of steps after which the run stops; None runs to the end.
-        elsewhere: whether the clients are other parties. These have dropped what the first steps need, so a damaged run
-            cannot begin again. After a failure they are asked for nothing more.
-    """
-
-    setup: Setup
-    clients: tuple[str, ...]
+    setup: Setup  # what the parties agree on
+    clients: tuple[str, ...]  # their names
+    # makes the transport that continues from a state; it is also given what `Transport.written` said then
     transport: Callable[[State, Mapping[str, str] | None], X]
-    evaluator: Callable[[X], Evaluator]
-    build: Built
-    folder: RunFolder | None
-    evaluate_every: int
-    on_step: Callable[[Row], None]
-    skip: bool = True
-    stop_after: int | None = None
+    evaluator: Callable[[X], Evaluator]  # makes the evaluator of models, from the transport
+    build: Built  # makes a network that the result fits
+    folder: RunFolder | None  # where the run is kept; None keeps it in memory
+    evaluate_every: int  # steps between evaluations; 0 evaluates only at the end
+    on_step: Callable[[Row], None]  # called after each step with the row of metrics
+    skip: bool = True  # whether steps whose client is missing may be left out, if the method allows it
+    stop_after: int | None = None  # number of steps after which the run stops; None runs to the end
+    # whether the clients are other parties. These have dropped what the first steps need, so a damaged run cannot begin
+    # again. After a failure they are asked for nothing more.
     elsewhere: bool = False
 
     def steps(self) -> Generator[End, None, End]:

@@ -32,25 +32,15 @@ class Interrupted(UserError):
 
 @dataclass(frozen=True)
 class Transfer:
-    """A row of the ledger: one party used a value of another party.
+    """A row of the ledger: one party used a value of another party."""
 
-    Attributes:
-        step: the step in which it moved.
-        source: its owner.
-        target: who used it.
-        task: the task that used it ("get" at the server).
-        bytes: content on the wire, see `wire.size`.
-        missing: True if nothing came because `source` did not answer.
-        value: the name of the value at its owner; empty if the server carried it.
-    """
-
-    step: int
-    source: str
-    target: str
-    task: str
-    bytes: int
-    missing: bool = False
-    value: str = ""
+    step: int  # the step in which it moved
+    source: str  # its owner
+    target: str  # who used it
+    task: str  # the task that used it ("get" at the server)
+    bytes: int  # content on the wire, see `wire.size`
+    missing: bool = False  # True if nothing came because `source` did not answer
+    value: str = ""  # the name of the value at its owner; empty if the server carried it
 
 
 @dataclass(frozen=True)
@@ -191,19 +181,13 @@ def live_refs(state: Any) -> frozenset[Ref[Any]]:
 
 
 class Summands(NamedTuple):
-    """The whole numbers of a payload.
+    """The whole numbers of a payload."""
 
-    Attributes:
-        form: JSON tree of the payload, with places in place of the numbers that are added up.
-        words: these numbers as unsigned words, tensor by tensor; single numbers are in the last one.
-        bits: how many bits of each count.
-        shared: whole numbers that are not added up.
-    """
-
-    form: str
+    form: str  # JSON tree of the payload, with places in place of the numbers that are added up
+    # these numbers as unsigned words, tensor by tensor; single numbers are in the last one
     words: list["np.ndarray[Any, Any]"]
-    bits: list[int]
-    shared: list[int]
+    bits: list[int]  # how many bits of each count
+    shared: list[int]  # whole numbers that are not added up
 
     @property
     def check(self) -> int:

@@ -109,15 +109,10 @@ def _lies_well(tensor: Tensor) -> bool:
 
 
 class Encoded(NamedTuple):
-    """A value as it travels.
+    """A value as it travels."""
 
-    Attributes:
-        data: what `encode` gave.
-        digest: its SHA-256 in hexadecimal.
-    """
-
-    data: bytes
-    digest: str
+    data: bytes  # what `encode` gave
+    digest: str  # its SHA-256 in hexadecimal
 
     @classmethod
     def of(cls, data: bytes) -> "Encoded":

@@ -43,29 +43,18 @@ class SumMasks(Protocol):
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything that the parties of a run agree on before it starts.
+    """Everything that the parties of a run agree on before it starts."""
 
-    Attributes:
-        method: what is run.
-        build: makes the network; its values are the initial model, the same at every call.
-        dataset: the sample tensors and how to feed them.
-        training: how clients train.
-        hardware: what they compute on.
-        seed: of everything random.
-        keep_trained: whether each client also keeps the models that its last task trained.
-        show_trained: whether an outcome has the model that its task trained last, so that it can be measured.
-        dp: the promise that clients keep when they train.
-    """
-
-    method: Method
-    build: Callable[[], nn.Module]
-    dataset: Dataset
-    training: Training = field(default_factory=Training)
-    hardware: Hardware = field(default_factory=Hardware)
-    seed: int = 0
-    keep_trained: bool = False
+    method: Method  # what is run
+    build: Callable[[], nn.Module]  # makes the network; its values are the initial model, the same at every call
+    dataset: Dataset  # the sample tensors and how to feed them
+    training: Training = field(default_factory=Training)  # how clients train
+    hardware: Hardware = field(default_factory=Hardware)  # what they compute on
+    seed: int = 0  # of everything random
+    keep_trained: bool = False  # whether each client also keeps the models that its last task trained
+    # whether an outcome has the model that its task trained last, so that it can be measured
     show_trained: bool = False
-    dp: DP | None = None
+    dp: DP | None = None  # the promise that clients keep when they train
 
     def planned(self, client: str, samples: int) -> Spent | None:
         """Return what a client with so many training samples tells in the whole run; None without a promise."""

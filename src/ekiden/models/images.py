@@ -159,27 +159,18 @@ def cnn_ma_echo(shape: tuple[int, ...], classes: int) -> SplitNetwork:
 
 
 class Block(nn.Module):
-    """The basic residual block: two 3x3 convolutions next to a shortcut.
-
-    Attributes:
-        conv1: 3x3, with the stride.
-        norm1: after it.
-        conv2: 3x3.
-        norm2: after it.
-        shortcut: 1x1 convolution and norm where the shape changes, else nothing.
-        relu: after the first norm and after the addition.
-    """
+    """The basic residual block: two 3x3 convolutions next to a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
-        self.norm1 = norm(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.norm2 = norm(outputs)
-        self.shortcut = nn.Sequential()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)  # 3x3, with the stride
+        self.norm1 = norm(outputs)  # after it
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)  # 3x3
+        self.norm2 = norm(outputs)  # after it
+        self.shortcut = nn.Sequential()  # 1x1 convolution and norm where the shape changes, else nothing
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs))
-        self.relu = nn.ReLU(inplace=True)
+        self.relu = nn.ReLU(inplace=True)  # after the first norm and after the addition
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, inputs, H, W) to (B, outputs, H/stride, W/stride)."""

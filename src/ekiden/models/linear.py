@@ -67,15 +67,11 @@ class Indicators(nn.Module):
 
 
 class Linear(SplitNetwork):
-    """A linear network that knows the names of what enters its head.
-
-    Attributes:
-        names: (D,) of them.
-    """
+    """A linear network that knows the names of what enters its head."""
 
     def __init__(self, features: nn.Module, names: list[str], outputs: int) -> None:
         super().__init__(features, nn.Linear(len(names), outputs))
-        self.names = names
+        self.names = names  # (D,) of them
 
 
 def linear(shape: tuple[int, ...], classes: int, inputs: Inputs | None = None) -> Linear:

@@ -30,27 +30,17 @@ _WEIGHTS = 4  # the most that a position counts in bilinear pooling
 
 
 class Dictionary(NamedTuple):
-    """Filters of one size, ready to travel.
+    """Filters of one size, ready to travel."""
 
-    Attributes:
-        filters: (F, C, p, p) int8 q; each sums to zero, so that the mean of a patch drops out.
-        gain: (F,) float32 s; q/s is the filter that gives whitened responses.
-    """
-
-    filters: Tensor
-    gain: Tensor
+    filters: Tensor  # (F, C, p, p) int8 q; each sums to zero, so that the mean of a patch drops out
+    gain: Tensor  # (F,) float32 s; q/s is the filter that gives whitened responses
 
 
 class PatchSums(NamedTuple):
-    """Second moments of all clients' patches. They are integers, so the order and split of the images do not matter.
+    """Second moments of all clients' patches. They are integers, so the order and split of the images do not matter."""
 
-    Attributes:
-        patches: () int64, their number.
-        gram: (d, d) int64 Σ vvᵀ over contrast-normalised patches v in 1/32, d = C·p·p.
-    """
-
-    patches: Tensor
-    gram: Tensor
+    patches: Tensor  # () int64, their number
+    gram: Tensor  # (d, d) int64 Σ vvᵀ over contrast-normalised patches v in 1/32, d = C·p·p
 
     def plus(self, other: "PatchSums") -> "PatchSums":
         """Return the sums over the patches of both."""
@@ -249,21 +239,13 @@ def chosen(features: Tensor, targets: Tensor, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Pooling:
-    """How responses become features.
+    """How responses become features."""
 
-    Attributes:
-        pool: g; responses are pooled in g x g regions.
-        mirror: average with the features of the mirror image.
-        threshold: t, of the soft threshold.
-        root: take the square root of the pooled responses.
-        bilinear: let regions overlap, and positions near their centres count more.
-    """
-
-    pool: int = 2
-    mirror: bool = True
-    threshold: float = 0.5
-    root: bool = True
-    bilinear: bool = False
+    pool: int = 2  # g; responses are pooled in g x g regions
+    mirror: bool = True  # average with the features of the mirror image
+    threshold: float = 0.5  # t, of the soft threshold
+    root: bool = True  # take the square root of the pooled responses
+    bilinear: bool = False  # let regions overlap, and positions near their centres count more
 
 
 USUAL_POOLING = Pooling()
@@ -284,17 +266,13 @@ class Patches(nn.Module):
     row or column where the positions do not divide evenly. With bilinear pooling each position counts in the regions
     whose centres are nearest, the more the nearer it is, in whole quarters along rows and along columns. A feature is
     127 times this sum (or its root) over `scale`, rounded and at most 127.
-
-    Attributes:
-        width: D = 2·g²·F, number of features, ordered by filter, sign, row and column.
-        scale: (D,) float32, the largest sums (or roots) at the client that measured them: see `measure_scale`.
     """
 
     filters: Tensor
     gain: Tensor
     mean: Tensor
     std: Tensor
-    scale: Tensor
+    scale: Tensor  # (D,) float32, the largest sums (or roots) at the client that measured them: see `measure_scale`
 
     def __init__(
         self,
@@ -329,7 +307,7 @@ class Patches(nn.Module):
                 )
             self._sizes.append((count, size))
         count = sum(count for count, _ in self._sizes)
-        self.width = width_of(count, pool)
+        self.width = width_of(count, pool)  # D = 2·g²·F, number of features, ordered by filter, sign, row and column
         self.register_buffer("filters", torch.cat([d.filters.flatten() for d in dictionaries]).float())
         self.register_buffer("gain", torch.cat([d.gain for d in dictionaries]).float())
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).view(-1, 1, 1))
@@ -449,25 +427,15 @@ class Patches(nn.Module):
 
 
 class _Bank(NamedTuple):
-    """Filters of one size as the forward pass needs them.
+    """Filters of one size as the forward pass needs them."""
 
-    Attributes:
-        size: p.
-        parts: (F, ·) filters, or their even and odd parts.
-        thresholds: (F, 1) T.
-        unit: of the responses.
-        rows: (g, height) 1 where a region has a row of positions, or how much the row counts there.
-        columns: (g, width) the same for columns.
-        area: (g, g) positions in each region, or the sum of what they count.
-    """
-
-    size: int
-    parts: tuple[Tensor, ...]
-    thresholds: Tensor
-    unit: float
-    rows: Tensor
-    columns: Tensor
-    area: Tensor
+    size: int  # p
+    parts: tuple[Tensor, ...]  # (F, ·) filters, or their even and odd parts
+    thresholds: Tensor  # (F, 1) T
+    unit: float  # of the responses
+    rows: Tensor  # (g, height) 1 where a region has a row of positions, or how much the row counts there
+    columns: Tensor  # (g, width) the same for columns
+    area: Tensor  # (g, g) positions in each region, or the sum of what they count
 
 
 def width_of(filters: int, pool: int = 2) -> int:

@@ -109,20 +109,14 @@ def _pair(value: Any) -> tuple[int, int]:
 
 
 class Encoder(nn.Module):
-    """A network of transformers that gives one vector for each sample: an image, or tokens with padding.
-
-    Attributes:
-        backbone: takes pixels or tokens.
-        pad: the token for padding.
-        channels: of the images that it takes. Grey images are taken as so many equal channels.
-    """
+    """A network of transformers that gives one vector for each sample: an image, or tokens with padding."""
 
     def __init__(self, backbone: nn.Module, pad: int, *, tokens: bool, channels: int = 3) -> None:
         super().__init__()
-        self.backbone = backbone
-        self.pad = pad
+        self.backbone = backbone  # takes pixels or tokens
+        self.pad = pad  # the token for padding
         self.tokens = tokens
-        self.channels = channels
+        self.channels = channels  # of the images that it takes. Grey images are taken as so many equal channels.
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, d): the mean over the tokens of a text, the pooled output for an image."""

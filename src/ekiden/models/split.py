@@ -38,17 +38,12 @@ def as_split(network: object) -> Split:
 
 
 class SplitNetwork(nn.Module):
-    """`head(features(x))`.
-
-    Attributes:
-        features: (B, *shape) inputs to (B, d) representations.
-        head: (B, d) representations to (B, classes) logits.
-    """
+    """`head(features(x))`."""
 
     def __init__(self, features: nn.Module, head: nn.Module) -> None:
         super().__init__()
-        self.features = features
-        self.head = head
+        self.features = features  # (B, *shape) inputs to (B, d) representations
+        self.head = head  # (B, d) representations to (B, classes) logits
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, classes) logits of (B, *shape) inputs."""

@@ -17,20 +17,15 @@ _FORMS = "all, head, last:K, or lora:r=8,alpha=16,targets=a+b,factors=b"
 
 @dataclass(frozen=True)
 class Adapters:
-    """Adapters: products of low rank that are added to layers, W + (alpha / r)·B·A.
+    """Adapters: products of low rank that are added to layers, W + (alpha / r)·B·A."""
 
-    Attributes:
-        r: rank, rows of A.
-        alpha: scale, as in the papers.
-        targets: last part of the layers' names. If empty: all linear layers of the features or, if there are none, all
-            convolutions.
-        both: train A too. Otherwise A keeps its initial values, which are the same everywhere, so that the average of
-            the B gives the average of the products.
-    """
-
-    r: int = 8
-    alpha: float = 16.0
+    r: int = 8  # rank, rows of A
+    alpha: float = 16.0  # scale, as in the papers
+    # last part of the layers' names. If empty: all linear layers of the features or, if there are none, all
+    # convolutions.
     targets: tuple[str, ...] = ()
+    # train A too. Otherwise A keeps its initial values, which are the same everywhere, so that the average of the B
+    # gives the average of the products.
     both: bool = False
 
 

@@ -32,12 +32,9 @@ class WholeFeatures(nn.Module, ABC):
     """An extractor whose outputs are whole numbers from -127 to 127, as float32.
 
     Some of its values depend on data: a client settles them from samples of its own, the others adopt them.
-
-    Attributes:
-        width: D, the number of features.
     """
 
-    width: int
+    width: int  # D, the number of features
     settled: Mapping[str, torch.dtype]
     """Names of the buffers that a client settles, and the types in which they travel."""
     fixed = False
@@ -85,11 +82,7 @@ class WholeFeatures(nn.Module, ABC):
 
 
 class OfVectors(WholeFeatures):
-    """Features of vectors u: the inputs (d,), standardised by the client that settles them, as whole numbers.
-
-    Attributes:
-        inputs: d.
-    """
+    """Features of vectors u: the inputs (d,), standardised by the client that settles them, as whole numbers."""
 
     def __init__(self, inputs: int) -> None:
         """Prepare for vectors of `inputs` numbers."""
@@ -99,7 +92,7 @@ class OfVectors(WholeFeatures):
                 f"random features are for samples of at most {_MOST_INPUTS} numbers, but these have {inputs}: "
                 "use --size or other --features"
             )
-        self.inputs = inputs
+        self.inputs = inputs  # d
         self.register_buffer("centre", torch.zeros(inputs))
         self.register_buffer("scale", torch.full((inputs,), LARGEST / SPREAD))
 

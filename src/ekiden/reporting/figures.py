@@ -46,21 +46,13 @@ _MOST_NODES = 24  # in a graph; with more parties a matrix is drawn
 
 @dataclass(frozen=True)
 class Axis:
-    """The horizontal axis of a curve.
+    """The horizontal axis of a curve."""
 
-    Attributes:
-        name: part of the file names.
-        title: what follows the metric's name in the title of the figure.
-        label: label of the axis.
-        measure: returns the value of a run at a row of its metrics.
-        note: what the axis means, if the label does not say it.
-    """
-
-    name: str
-    title: str
-    label: str
-    measure: Callable[[Summary, Row], float]
-    note: str = ""
+    name: str  # part of the file names
+    title: str  # what follows the metric's name in the title of the figure
+    label: str  # label of the axis
+    measure: Callable[[Summary, Row], float]  # returns the value of a run at a row of its metrics
+    note: str = ""  # what the axis means, if the label does not say it
 
 
 BYTES = Axis("bytes", "against bytes", "bytes moved", lambda run, row: float(row["bytes"]))

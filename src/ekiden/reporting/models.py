@@ -32,21 +32,13 @@ _MOST_CLASSES = 21  # colours and marks cannot distinguish more
 
 @dataclass(frozen=True)
 class Opened:
-    """A finished run with its data and models.
+    """A finished run with its data and models."""
 
-    Attributes:
-        run: its numbers.
-        data: who holds what.
-        test: measures models.
-        models: the global model, or else the personal models.
-        personal: whether these are personal models.
-    """
-
-    run: Summary
-    data: FederatedData
-    test: TestSet
-    models: tuple[Weights, ...]
-    personal: bool
+    run: Summary  # its numbers
+    data: FederatedData  # who holds what
+    test: TestSet  # measures models
+    models: tuple[Weights, ...]  # the global model, or else the personal models
+    personal: bool  # whether these are personal models
 
     @property
     def whose(self) -> str:
@@ -56,15 +48,10 @@ class Opened:
 
 @dataclass(frozen=True)
 class Opener:
-    """Reads the data and models of a run.
+    """Reads the data and models of a run."""
 
-    Attributes:
-        data: the data of runs that were given them in Python.
-        network: their network, if it is not in the library.
-    """
-
-    data: FederatedData | None = None
-    network: ModelSource | None = None
+    data: FederatedData | None = None  # the data of runs that were given them in Python
+    network: ModelSource | None = None  # their network, if it is not in the library
 
     def __call__(self, run: Summary) -> Opened:
         """Open a finished run."""
@@ -137,25 +124,15 @@ def trained(opened: Opened) -> list[tuple[str, list[Weights]]]:
 
 @dataclass(frozen=True)
 class Surface:
-    """The loss over the plane through three models.
+    """The loss over the plane through three models."""
 
-    Attributes:
-        x: (side,) first coordinate of the grid, in units of distance between parameters.
-        y: (side,) second coordinate.
-        loss: (side, side) mean loss at [y, x].
-        value: (side, side) headline metric, shares in per cent.
-        places: (k, 2) where the models are.
-        samples: number of test samples.
-        metric: name of the headline metric.
-    """
-
-    x: NDArray[np.float64]
-    y: NDArray[np.float64]
-    loss: NDArray[np.float64]
-    value: NDArray[np.float64]
-    places: NDArray[np.float64]
-    samples: int
-    metric: str = "accuracy"
+    x: NDArray[np.float64]  # (side,) first coordinate of the grid, in units of distance between parameters
+    y: NDArray[np.float64]  # (side,) second coordinate
+    loss: NDArray[np.float64]  # (side, side) mean loss at [y, x]
+    value: NDArray[np.float64]  # (side, side) headline metric, shares in per cent
+    places: NDArray[np.float64]  # (k, 2) where the models are
+    samples: int  # number of test samples
+    metric: str = "accuracy"  # name of the headline metric
 
 
 def surface(opened: Opened, corners: Sequence[Weights], others: Sequence[Weights] = (), *, own: bool) -> Surface:

@@ -34,36 +34,22 @@ _MADE_BY = '<meta name="generator" content="ekiden report">'
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the page.
+    """A section of the page."""
 
-    Attributes:
-        key: the anchor.
-        short: the name in the list of sections.
-        title: the heading.
-        intro: how to read the section.
-        items: tables, figures, and lines that say why a figure is missing.
-    """
-
-    key: str
-    short: str
-    title: str
-    intro: str
-    items: tuple[Item, ...]
+    key: str  # the anchor
+    short: str  # the name in the list of sections
+    title: str  # the heading
+    intro: str  # how to read the section
+    items: tuple[Item, ...]  # tables, figures, and lines that say why a figure is missing
 
 
 @dataclass(frozen=True)
 class Details:
-    """The runs that get their own figures.
+    """The runs that get their own figures."""
 
-    Attributes:
-        groups: methods; the first run of each is drawn.
-        opened: data and models of these runs.
-        closed: why data and models of other runs cannot be read.
-    """
-
-    groups: tuple[Group, ...]
-    opened: Mapping[Group, Opened]
-    closed: tuple[Missing, ...]
+    groups: tuple[Group, ...]  # methods; the first run of each is drawn
+    opened: Mapping[Group, Opened]  # data and models of these runs
+    closed: tuple[Missing, ...]  # why data and models of other runs cannot be read
 
 
 def compose(found: Found, details: int, say: Say, opener: Opener, devices: Devices | None = None) -> Iterator[Section]:
@@ -259,19 +245,12 @@ def _left_out(folders: Sequence[tuple[Path, str]]) -> list[Item]:
 
 @dataclass(frozen=True)
 class View:
-    """An item as the template shows it.
+    """An item as the template shows it."""
 
-    Attributes:
-        kind: figure, results, table or missing.
-        item: the item itself.
-        csv: a link that downloads the numbers.
-        svg: the figure as SVG, if there is one.
-    """
-
-    kind: str
-    item: Any
-    csv: str = ""
-    svg: str = ""
+    kind: str  # figure, results, table or missing
+    item: Any  # the item itself
+    csv: str = ""  # a link that downloads the numbers
+    svg: str = ""  # the figure as SVG, if there is one
 
 
 def report(

@@ -21,19 +21,12 @@ from ekiden.tables.verdicts import CellResult, unmeasured
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Finished runs that differ only in the seed.
+    """Finished runs that differ only in the seed."""
 
-    Attributes:
-        name: the name in tables and figures, unique within its setting.
-        setting: data, partition, clients, network.
-        runs: in the order of their seeds.
-        place: number of the name, which decides its colour.
-    """
-
-    name: str
-    setting: str
-    runs: tuple[Summary, ...]
-    place: int = 0
+    name: str  # the name in tables and figures, unique within its setting
+    setting: str  # data, partition, clients, network
+    runs: tuple[Summary, ...]  # in the order of their seeds
+    place: int = 0  # number of the name, which decides its colour
 
     @property
     def first(self) -> Summary:
@@ -62,19 +55,12 @@ class Group:
 
 @dataclass(frozen=True)
 class Found:
-    """The contents of the given folders.
+    """The contents of the given folders."""
 
-    Attributes:
-        groups: finished runs.
-        sweeps: each with the finished runs of its cells.
-        loose: groups of runs that belong to none of the sweeps.
-        left_out: folders that are in no table or figure, and why.
-    """
-
-    groups: tuple[Group, ...]
-    sweeps: tuple[tuple[Sweep, tuple[CellResult, ...]], ...]
-    loose: tuple[Group, ...]
-    left_out: tuple[tuple[Path, str], ...]
+    groups: tuple[Group, ...]  # finished runs
+    sweeps: tuple[tuple[Sweep, tuple[CellResult, ...]], ...]  # each with the finished runs of its cells
+    loose: tuple[Group, ...]  # groups of runs that belong to none of the sweeps
+    left_out: tuple[tuple[Path, str], ...]  # folders that are in no table or figure, and why
 
     def by_setting(self) -> dict[str, list[Group]]:
         """Return the groups of each setting."""

@@ -55,23 +55,14 @@ Value = str | int | float | None
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure and the numbers behind it.
+    """A figure and the numbers behind it."""
 
-    Attributes:
-        name: name of its files.
-        title: the heading.
-        note: what the figure shows, in one or two sentences.
-        figure: made by `blank`.
-        header: names of the numbers.
-        rows: the numbers.
-    """
-
-    name: str
-    title: str
-    note: str
-    figure: Any
-    header: Sequence[str]
-    rows: Sequence[Sequence[Value]]
+    name: str  # name of its files
+    title: str  # the heading
+    note: str  # what the figure shows, in one or two sentences
+    figure: Any  # made by `blank`
+    header: Sequence[str]  # names of the numbers
+    rows: Sequence[Sequence[Value]]  # the numbers
 
     @property
     def width(self) -> str:
@@ -89,15 +80,10 @@ class Heading:
 
 @dataclass(frozen=True)
 class Missing:
-    """A line that says why a figure is missing.
+    """A line that says why a figure is missing."""
 
-    Attributes:
-        who: the method or setting of the figure.
-        why: what the user can do, or why nothing can be done.
-    """
-
-    who: str
-    why: str
+    who: str  # the method or setting of the figure
+    why: str  # what the user can do, or why nothing can be done
 
 
 def look() -> AbstractContextManager[None]:

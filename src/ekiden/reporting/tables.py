@@ -39,25 +39,15 @@ _PAIRED = (
 
 @dataclass(frozen=True)
 class Entry:
-    """One cell of a result table, in per cent.
+    """One cell of a result table, in per cent."""
 
-    Attributes:
-        mean: mean over the seeds.
-        std: sample standard deviation; None for one seed.
-        seeds: number of seeds.
-        rank: 1 for the best of the compared methods, 2 for the second, otherwise 0.
-        metric: what was measured.
-        published: the printed value.
-        verdict: result of the comparison with the printed value.
-    """
-
-    mean: float
-    std: float | None
-    seeds: int
-    rank: int = 0
-    metric: str = "accuracy"
-    published: Published | None = None
-    verdict: str = ""
+    mean: float  # mean over the seeds
+    std: float | None  # sample standard deviation; None for one seed
+    seeds: int  # number of seeds
+    rank: int = 0  # 1 for the best of the compared methods, 2 for the second, otherwise 0
+    metric: str = "accuracy"  # what was measured
+    published: Published | None = None  # the printed value
+    verdict: str = ""  # result of the comparison with the printed value
 
     @property
     def difference(self) -> float | None:
@@ -82,23 +72,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """Rows and columns of a published table, or methods by data sets.
+    """Rows and columns of a published table, or methods by data sets."""
 
-    Attributes:
-        name: name of its file.
-        title: the heading.
-        columns: names of the columns.
-        rows: name, and one entry per column; a text if there is no value.
-        notes: how to read the table and what to know about it, one paragraph each.
-        link: address of the publication.
-    """
-
-    name: str
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[Entry | str]]]
-    notes: Sequence[str]
-    link: str = ""
+    name: str  # name of its file
+    title: str  # the heading
+    columns: Sequence[str]  # names of the columns
+    rows: Sequence[tuple[str, Sequence[Entry | str]]]  # name, and one entry per column; a text if there is no value
+    notes: Sequence[str]  # how to read the table and what to know about it, one paragraph each
+    link: str = ""  # address of the publication
 
     def csv(self) -> tuple[list[str], list[list[Value]]]:
         """Return one line per entry."""
@@ -115,27 +96,16 @@ class ResultTable:
 
 @dataclass(frozen=True)
 class PlainTable:
-    """Any other table; the first column is the name of the row.
+    """Any other table; the first column is the name of the row."""
 
-    Attributes:
-        name: name of its file.
-        title: the heading.
-        note: what the columns mean.
-        header: names of the columns.
-        rows: the texts that are shown.
-        numbers: names of the numbers in the CSV file, if these differ from the header.
-        data: these numbers.
-        texts: columns of text, which are left-aligned and may wrap.
-    """
-
-    name: str
-    title: str
-    note: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    numbers: Sequence[str] = ()
-    data: Sequence[Sequence[Value]] = ()
-    texts: frozenset[int] = frozenset()
+    name: str  # name of its file
+    title: str  # the heading
+    note: str  # what the columns mean
+    header: Sequence[str]  # names of the columns
+    rows: Sequence[Sequence[str]]  # the texts that are shown
+    numbers: Sequence[str] = ()  # names of the numbers in the CSV file, if these differ from the header
+    data: Sequence[Sequence[Value]] = ()  # these numbers
+    texts: frozenset[int] = frozenset()  # columns of text, which are left-aligned and may wrap
 
 
 def results(found: Found) -> list[ResultTable | PlainTable]:

@@ -159,16 +159,11 @@ def timed(devices: Devices, clients: Sequence[str], steps: int, ledger: Iterable
 
 
 class _Clock:
-    """When each party has done what.
-
-    Attributes:
-        now: when the last of all was done.
-        computed: seconds in which each client computed.
-    """
+    """When each party has done what."""
 
     def __init__(self, devices: Devices) -> None:
-        self.now = 0.0
-        self.computed: dict[str, float] = defaultdict(float)
+        self.now = 0.0  # when the last of all was done
+        self.computed: dict[str, float] = defaultdict(float)  # seconds in which each client computed
         self._given = devices
         self._devices: dict[str, Device] = {}
         self._free: dict[str, float] = defaultdict(float)  # when a party has done its tasks

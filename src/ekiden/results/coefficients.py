@@ -16,27 +16,16 @@ _LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Coefficient:
-    """What a column contributes, in its own unit; None where no sample tells it.
+    """What a column contributes, in its own unit; None where no sample tells it."""
 
-    Attributes:
-        output: the class (compared with the first one) or the target.
-        column: name of the column; of a category after it, compared with the first one.
-        estimate: of the logit, the mean, or the logarithm of the rate or the hazard.
-        error: standard error.
-        statistic: estimate / error.
-        p: two-sided, from the normal distribution; for linear regression from Student's t.
-        low: lower end of the 95 % interval.
-        high: upper end.
-    """
-
-    output: str
-    column: str
-    estimate: float | None
-    error: float | None
-    statistic: float | None
-    p: float | None
-    low: float | None
-    high: float | None
+    output: str  # the class (compared with the first one) or the target
+    column: str  # name of the column; of a category after it, compared with the first one
+    estimate: float | None  # of the logit, the mean, or the logarithm of the rate or the hazard
+    error: float | None  # standard error
+    statistic: float | None  # estimate / error
+    p: float | None  # two-sided, from the normal distribution; for linear regression from Student's t
+    low: float | None  # lower end of the 95 % interval
+    high: float | None  # upper end
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""

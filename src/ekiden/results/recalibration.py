@@ -23,25 +23,15 @@ Form = Literal["platt", "temperature"]
 
 @dataclass(frozen=True)
 class Recalibration(Checked):
-    """Slope and intercept of the logit of the second class's probability, and the threshold that was chosen.
+    """Slope and intercept of the logit of the second class's probability, and the threshold that was chosen."""
 
-    Attributes:
-        form: how they were fitted.
-        slope: factor of the logit z; 1/T for a temperature T.
-        intercept: added to it; 0 for a temperature.
-        threshold: samples whose recalibrated probability is this or more are of the second class.
-        rule: how the threshold was chosen.
-        samples: validation samples that it was fitted to.
-        model: digest of the file of the model, see `model_in`.
-    """
-
-    form: Form
-    slope: Positive
-    intercept: float
-    threshold: Fraction
-    rule: str
-    samples: Count
-    model: str
+    form: Form  # how they were fitted
+    slope: Positive  # factor of the logit z; 1/T for a temperature T
+    intercept: float  # added to it; 0 for a temperature
+    threshold: Fraction  # samples whose recalibrated probability is this or more are of the second class
+    rule: str  # how the threshold was chosen
+    samples: Count  # validation samples that it was fitted to
+    model: str  # digest of the file of the model, see `model_in`
 
     @classmethod
     def fitted(cls, form: Form, found: Figures, threshold: float | None, model: str) -> Self:

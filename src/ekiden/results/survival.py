@@ -17,16 +17,11 @@ _HOW = "run glm --family cox with --times, or predict from rows whose hazard it 
 
 @dataclass(frozen=True)
 class Baseline(Checked):
-    """The cumulative hazard of a sample for which the model gives 0.
+    """The cumulative hazard of a sample for which the model gives 0."""
 
-    Attributes:
-        times: at which it is known.
-        hazard: at these times.
-        mean: for networks that were trained with a constant hazard, one event in this time; otherwise None.
-    """
-
-    times: tuple[Positive, ...] = ()
-    hazard: tuple[Positive, ...] = ()
+    times: tuple[Positive, ...] = ()  # at which it is known
+    hazard: tuple[Positive, ...] = ()  # at these times
+    # for networks that were trained with a constant hazard, one event in this time; otherwise None
     mean: Positive | None = None
 
     @classmethod

@@ -164,13 +164,9 @@ class MLflow:
 
 @dataclass
 class WandbLike:
-    """A run of a program with the interface of Weights & Biases: `init`, `log`, `finish`; resumed runs continue theirs.
+    """A run of Weights & Biases or a program like it (`init`, `log`, `finish`); resumed runs continue theirs."""
 
-    Attributes:
-        package: its module, `wandb`, or `trackio`, which keeps all on this machine.
-    """
-
-    package: str
+    package: str  # its module, `wandb`, or `trackio`, which keeps all on this machine
 
     def begin(self, folder: Path, config: Config) -> int:
         """See `Tracker`."""

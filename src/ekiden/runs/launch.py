@@ -33,21 +33,13 @@ from ekiden.transports.local import end_with_parent
 
 @dataclass(frozen=True)
 class LaunchedRun:
-    """A run to start or to resume.
+    """A run to start or to resume."""
 
-    Attributes:
-        plan: what to run.
-        folder: its run folder.
-        about: further entries of its config.json.
-        track: programs that draw the run while it computes; see `ekiden.run`.
-        on: where its clients are; see `transport_of`.
-    """
-
-    plan: Plan[Method]
-    folder: Path
-    about: Mapping[str, Any] = field(default_factory=dict)
-    track: tuple[str, ...] = ()
-    on: str = "here"
+    plan: Plan[Method]  # what to run
+    folder: Path  # its run folder
+    about: Mapping[str, Any] = field(default_factory=dict)  # further entries of its config.json
+    track: tuple[str, ...] = ()  # programs that draw the run while it computes; see `ekiden.run`
+    on: str = "here"  # where its clients are; see `transport_of`
 
 
 def transport_of(on: str) -> MakesTransport | None:
@@ -62,21 +54,13 @@ def transport_of(on: str) -> MakesTransport | None:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened in a run: an epoch of training or a step.
+    """Something that happened in a run: an epoch of training or a step."""
 
-    Attributes:
-        run: number of the run.
-        text: what to show next to the bar.
-        step: number of steps done, if that changed.
-        total: number of steps of the run, if that became known.
-        lines: to print once, before the first step.
-    """
-
-    run: int
-    text: str
-    step: int | None = None
-    total: int | None = None
-    lines: str = ""
+    run: int  # number of the run
+    text: str  # what to show next to the bar
+    step: int | None = None  # number of steps done, if that changed
+    total: int | None = None  # number of steps of the run, if that became known
+    lines: str = ""  # to print once, before the first step
 
 
 @dataclass(frozen=True)

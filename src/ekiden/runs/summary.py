@@ -46,23 +46,14 @@ COUNTED = ("bytes", "forward", "backward")
 
 @dataclass(frozen=True)
 class Summary:
-    """One run in numbers.
+    """One run in numbers."""
 
-    Attributes:
-        folder: its folder, or the file of records.
-        config: its config.json.
-        metrics: its rows, one per step; a record has only the last.
-        seconds: time of all steps.
-        environment: its environment.json; empty if that cannot be read.
-        recorded: whether this is the record of a finished run.
-    """
-
-    folder: Path
-    config: dict[str, Any]
-    metrics: list[dict[str, Any]]
-    seconds: float
-    environment: Mapping[str, Any] = field(default_factory=dict)
-    recorded: bool = False
+    folder: Path  # its folder, or the file of records
+    config: dict[str, Any]  # its config.json
+    metrics: list[dict[str, Any]]  # its rows, one per step; a record has only the last
+    seconds: float  # time of all steps
+    environment: Mapping[str, Any] = field(default_factory=dict)  # its environment.json; empty if that cannot be read
+    recorded: bool = False  # whether this is the record of a finished run
 
     @property
     def recipe(self) -> Mapping[str, Any]:

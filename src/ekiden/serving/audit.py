@@ -31,42 +31,27 @@ class Attack:
     """How well a loss below a threshold tells training samples from others.
 
     Thresholds are chosen on one half of the samples, and all but the AUC is measured on the other half.
-
-    Attributes:
-        model: the global model, or the client whose model it is.
-        members: number of training samples.
-        others: number of test samples.
-        auc: probability that a training sample has the lower loss; 0.5 is guessing.
-        tpr_1: share of training samples found at a false alarm for 1 % of the others.
-        tpr_01: at 0.1 %; None with fewer than 2,000 others.
-        advantage: share of training samples found minus share of false alarms, at the best threshold.
-        epsilon: a model with a smaller ε (and the δ of the run) would not give away as much, with 95 % confidence; see
-            `epsilon_from`.
     """
 
-    model: str
-    members: int
-    others: int
-    auc: float
-    tpr_1: float
-    tpr_01: float | None
-    advantage: float
+    model: str  # the global model, or the client whose model it is
+    members: int  # number of training samples
+    others: int  # number of test samples
+    auc: float  # probability that a training sample has the lower loss; 0.5 is guessing
+    tpr_1: float  # share of training samples found at a false alarm for 1 % of the others
+    tpr_01: float | None  # at 0.1 %; None with fewer than 2,000 others
+    advantage: float  # share of training samples found minus share of false alarms, at the best threshold
+    # a model with a smaller ε (and the δ of the run) would not give away as much, with 95 % confidence; see
+    # `epsilon_from`
     epsilon: float
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What an audit found.
+    """What an audit found."""
 
-    Attributes:
-        attacks: on each model of the run.
-        promised: ε of the run; None without --dp.
-        shown: who got what, in words.
-    """
-
-    attacks: tuple[Attack, ...]
-    promised: float | None
-    shown: tuple[str, ...]
+    attacks: tuple[Attack, ...]  # on each model of the run
+    promised: float | None  # ε of the run; None without --dp
+    shown: tuple[str, ...]  # who got what, in words
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""

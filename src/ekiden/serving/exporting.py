@@ -245,21 +245,13 @@ def merged(backbone: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """What was written."""
 
-    Attributes:
-        path: the file, or the folder.
-        samples: number of samples that both models were compared on.
-        real: how many of these are from the run's own test data; the others are made up.
-        difference: the largest difference between two outputs.
-        takes: what the exported model takes, in words.
-    """
-
-    path: Path
-    samples: int
-    real: int
-    difference: float
-    takes: str
+    path: Path  # the file, or the folder
+    samples: int  # number of samples that both models were compared on
+    real: int  # how many of these are from the run's own test data; the others are made up
+    difference: float  # the largest difference between two outputs
+    takes: str  # what the exported model takes, in words
 
 
 def export(

@@ -80,19 +80,12 @@ def open_models(folder: Path, *, network: ModelSource | None = None) -> Result:
 
 @dataclass(frozen=True)
 class _Opened:
-    """A run folder whose configuration was read.
-
-    Attributes:
-        folder: its path.
-        config: its configuration.
-        method: the method of the run.
-        build: makes networks that the models fit.
-    """
+    """A run folder whose configuration was read."""
 
     folder: Path
-    config: Mapping[str, Any]
-    method: Method
-    build: Built
+    config: Mapping[str, Any]  # its configuration
+    method: Method  # the method of the run
+    build: Built  # makes networks that the models fit
 
     @classmethod
     def of(cls, folder: Path, network: ModelSource | None) -> "_Opened":

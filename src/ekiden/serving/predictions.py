@@ -36,19 +36,12 @@ _AT_ONCE = {LanguageModelling: 8, Segmentation: 16}  # samples per batch, becaus
 
 @dataclass(frozen=True)
 class Answers:
-    """Run a model and name its outputs.
-
-    Attributes:
-        model: the model.
-        threshold: of two classes, the probability from which on a sample is of the second one.
-        times: of times and events, at which survival is told.
-        baseline: the hazard from which it follows.
-    """
+    """Run a model and name its outputs."""
 
     model: LoadedModel
-    threshold: float | None = None
-    times: Sequence[float] = ()
-    baseline: Baseline | None = None
+    threshold: float | None = None  # of two classes, the probability from which on a sample is of the second one
+    times: Sequence[float] = ()  # of times and events, at which survival is told
+    baseline: Baseline | None = None  # the hazard from which it follows
 
     def __post_init__(self) -> None:
         if self.times:

@@ -29,34 +29,21 @@ FRAME = "the frame given"
 
 @dataclass(frozen=True)
 class Batch:
-    """Some samples.
+    """Some samples."""
 
-    Attributes:
-        files: (b,) the file of each sample.
-        rows: (b,) its row in the file; None if the file is one sample.
-        x: (b, ...) samples as the model takes them.
-    """
-
-    files: list[str]
-    rows: list[int | None]
-    x: Tensor
+    files: list[str]  # (b,) the file of each sample
+    rows: list[int | None]  # (b,) its row in the file; None if the file is one sample
+    x: Tensor  # (b, ...) samples as the model takes them
 
 
 @dataclass(frozen=True)
 class SampleReader:
-    """Reads samples that a model takes.
+    """Reads samples that a model takes."""
 
-    Attributes:
-        inputs: kind of the samples, and how they become tensors.
-        shape: shape of one sample.
-        column: the column of tables with the images, texts or arrays; "" means `image`, `text` or `x`.
-        batch: number of samples at a time.
-    """
-
-    inputs: Inputs
-    shape: tuple[int, ...]
-    column: str = ""
-    batch: int = 256
+    inputs: Inputs  # kind of the samples, and how they become tensors
+    shape: tuple[int, ...]  # shape of one sample
+    column: str = ""  # the column of tables with the images, texts or arrays; "" means `image`, `text` or `x`
+    batch: int = 256  # number of samples at a time
 
     def found(self, paths: Sequence[Path]) -> list[Path]:
         """Return the files that the paths name, including those in folders."""

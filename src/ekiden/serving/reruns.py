@@ -99,19 +99,12 @@ def join(
 
 @dataclass(frozen=True)
 class _Before:
-    """A run on this machine.
-
-    Attributes:
-        folder: its folder.
-        config: its configuration.
-        recipe: what was run.
-        plan: the plan that repeats the run; None if the run was made from Python with its own data.
-    """
+    """A run on this machine."""
 
     folder: Path
-    config: Mapping[str, Any]
-    recipe: Recipe[Method]
-    plan: Plan[Method] | None
+    config: Mapping[str, Any]  # its configuration
+    recipe: Recipe[Method]  # what was run
+    plan: Plan[Method] | None  # the plan that repeats the run; None if the run was made from Python with its own data
 
     @property
     def clients(self) -> tuple[str, ...]:

@@ -78,17 +78,11 @@ class Scaled:
 
 @dataclass(frozen=True)
 class Budget:
-    """How much of an experiment is run.
+    """How much of an experiment is run."""
 
-    Attributes:
-        name: name on the command line.
-        factors: factors of whole-numbered hyperparameters, by name.
-        seeds: number of the file's seeds that are run; None for all.
-    """
-
-    name: str = PAPER
-    factors: Mapping[str, float] = field(default_factory=dict)
-    seeds: int | None = None
+    name: str = PAPER  # name on the command line
+    factors: Mapping[str, float] = field(default_factory=dict)  # factors of whole-numbered hyperparameters, by name
+    seeds: int | None = None  # number of the file's seeds that are run; None for all
 
     def scale(self, plan: Plan[Method]) -> tuple[Plan[Method], tuple[Scaled, ...]]:
         """Return the plan with fewer epochs, rounds and so on, and what was changed. No value falls below 1."""
@@ -140,44 +134,26 @@ _LONGEST = 180  # most bytes of a cell's file name; file systems allow 255
 
 @dataclass(frozen=True)
 class Published:
-    """A printed value, in per cent.
+    """A printed value, in per cent."""
 
-    Attributes:
-        mean: the value.
-        std: standard deviation over the runs, None if it is not printed.
-        runs: number of runs behind the mean, None if that is not known.
-    """
-
-    mean: float
-    std: float | None = None
-    runs: int | None = None
+    mean: float  # the value
+    std: float | None = None  # standard deviation over the runs, None if it is not printed
+    runs: int | None = None  # number of runs behind the mean, None if that is not known
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a table.
+    """One cell of a table."""
 
-    Attributes:
-        row: label of its row.
-        column: label of its column.
-        plan: what to run, with seed 0; None if it cannot be run.
-        published: what the paper prints, if anything.
-        metric: the entry of the last row of metrics that is compared.
-        skip: why it cannot be run; empty if it can.
-        differs: why the values cannot be compared with the paper; empty if they can.
-        note: a remark for the reader.
-        scaled: what the budget changed.
-    """
-
-    row: str
-    column: str
-    plan: Plan[Method] | None
-    published: Published | None = None
-    metric: str = "accuracy"
-    skip: str = ""
-    differs: str = ""
-    note: str = ""
-    scaled: tuple[Scaled, ...] = ()
+    row: str  # label of its row
+    column: str  # label of its column
+    plan: Plan[Method] | None  # what to run, with seed 0; None if it cannot be run
+    published: Published | None = None  # what the paper prints, if anything
+    metric: str = "accuracy"  # the entry of the last row of metrics that is compared
+    skip: str = ""  # why it cannot be run; empty if it can
+    differs: str = ""  # why the values cannot be compared with the paper; empty if they can
+    note: str = ""  # a remark for the reader
+    scaled: tuple[Scaled, ...] = ()  # what the budget changed
 
     @property
     def label(self) -> str:
@@ -197,39 +173,22 @@ class Cell:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table: its cells, row by row, and where it was published.
+    """A table: its cells, row by row, and where it was published."""
 
-    Attributes:
-        name: the file's name without its suffix.
-        title: what the table shows.
-        source: paper and table; empty if nothing was published.
-        link: address of the paper.
-        note: which of the paper's settings are not known or cannot be expressed.
-        differs: why none of its values can be compared; empty if they can.
-        seeds: seeds; each cell is run once with each.
-        all_seeds: number of seeds in the file; a budget can use fewer.
-        budget: name of the budget.
-        rows: labels of the rows.
-        columns: labels of the columns.
-        cells: one for each row and column.
-        methods_in_rows: whether rows are compared with each other; otherwise columns are.
-        paired: labels of methods whose differences to all others are shown, seed by seed.
-    """
-
-    name: str
-    title: str
-    source: str
-    link: str
-    note: str
-    differs: str
-    seeds: tuple[int, ...]
-    all_seeds: int
-    budget: str
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
-    cells: tuple[Cell, ...]
-    methods_in_rows: bool
-    paired: tuple[str, ...] = ()
+    name: str  # the file's name without its suffix
+    title: str  # what the table shows
+    source: str  # paper and table; empty if nothing was published
+    link: str  # address of the paper
+    note: str  # which of the paper's settings are not known or cannot be expressed
+    differs: str  # why none of its values can be compared; empty if they can
+    seeds: tuple[int, ...]  # seeds; each cell is run once with each
+    all_seeds: int  # number of seeds in the file; a budget can use fewer
+    budget: str  # name of the budget
+    rows: tuple[str, ...]  # labels of the rows
+    columns: tuple[str, ...]  # labels of the columns
+    cells: tuple[Cell, ...]  # one for each row and column
+    methods_in_rows: bool  # whether rows are compared with each other; otherwise columns are
+    paired: tuple[str, ...] = ()  # labels of methods whose differences to all others are shown, seed by seed
 
 
 def read(path: Path, budget: str = PAPER) -> Experiment:

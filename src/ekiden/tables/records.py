@@ -50,19 +50,12 @@ _RESULT = dict.fromkeys(("step", *COUNTED), (int, float))
 
 @dataclass(frozen=True)
 class Records:
-    """The contents of a file of records.
+    """The contents of a file of records."""
 
-    Attributes:
-        file: path of the experiment file, as given when the runs were made.
-        budget: budget of all runs.
-        experiment: text of the experiment file.
-        runs: the finished runs, by the names of their folders.
-    """
-
-    file: str
-    budget: str
-    experiment: str
-    runs: Mapping[str, Summary] = field(default_factory=dict)
+    file: str  # path of the experiment file, as given when the runs were made
+    budget: str  # budget of all runs
+    experiment: str  # text of the experiment file
+    runs: Mapping[str, Summary] = field(default_factory=dict)  # the finished runs, by the names of their folders
 
 
 def read(path: Path) -> Records:

@@ -23,17 +23,11 @@ from ekiden.tables.records import Records, portable
 
 @dataclass(frozen=True)
 class Standing:
-    """The state of a run of a sweep; all fields are empty before the run has begun.
+    """The state of a run of a sweep; all fields are empty before the run has begun."""
 
-    Attributes:
-        result: the run's numbers, if it is finished and counts.
-        changed: settings that differ from those in the file, as text.
-        damage: why it cannot be read; empty if it can.
-    """
-
-    result: Summary | None = None
-    changed: tuple[str, ...] = ()
-    damage: str = ""
+    result: Summary | None = None  # the run's numbers, if it is finished and counts
+    changed: tuple[str, ...] = ()  # settings that differ from those in the file, as text
+    damage: str = ""  # why it cannot be read; empty if it can
 
     @property
     def why(self) -> str:
@@ -132,19 +126,12 @@ OWN = (MARK, COPY, FAILED)
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One cell with one seed.
-
-    Attributes:
-        cell: the cell.
-        seed: the seed.
-        folder: the run folder.
-        record: the recorded result, if there is one.
-    """
+    """One cell with one seed."""
 
     cell: Cell
     seed: int
-    folder: Path
-    record: Summary | None = None
+    folder: Path  # the run folder
+    record: Summary | None = None  # the recorded result, if there is one
 
     @property
     def plan(self) -> Plan[Method]:
@@ -178,18 +165,12 @@ class SweepRun:
 
 @dataclass(frozen=True)
 class Sweep:
-    """An experiment and the folder of its runs.
+    """An experiment and the folder of its runs."""
 
-    Attributes:
-        experiment: the experiment, at one of its budgets.
-        folder: the folder of its runs; for a file of records that file, so that there are no run folders.
-        file: path of the experiment file, as given.
-        records: results of finished runs whose folders may be gone, by the names of these folders.
-    """
-
-    experiment: Experiment
-    folder: Path
-    file: str
+    experiment: Experiment  # the experiment, at one of its budgets
+    folder: Path  # the folder of its runs; for a file of records that file, so that there are no run folders
+    file: str  # path of the experiment file, as given
+    # results of finished runs whose folders may be gone, by the names of these folders
     records: Mapping[str, Summary] = field(default_factory=dict)
 
     def runs(self, cells: Iterable[Cell] | None = None) -> tuple[SweepRun, ...]:
@@ -321,12 +302,7 @@ def note_failures(sweep: Sweep, tried: Set[str], failed: Mapping[str, str]) -> N
 
 
 class SweepOutcomes:
-    """Keeps how the runs of a sweep end: why they failed, and records of those that are finished.
-
-    Attributes:
-        failed: why runs failed, by the names of their folders.
-        elsewhere: runs on which another process is working.
-    """
+    """Keeps how the runs of a sweep end: why they failed, and records of those that are finished."""
 
     def __init__(self, sweep: Sweep, content: str, file: Path | None) -> None:
         """Make the sweep folder, and record the runs that are finished.
@@ -336,8 +312,8 @@ class SweepOutcomes:
             content: text of the experiment file.
             file: the file of records; None keeps no records.
         """
-        self.failed: dict[str, str] = {}
-        self.elsewhere: list[SweepRun] = []
+        self.failed: dict[str, str] = {}  # why runs failed, by the names of their folders
+        self.elsewhere: list[SweepRun] = []  # runs on which another process is working
         self._sweep, self._file, self._tried = sweep, file, set[str]()
         self._unkept = list(sweep.runs())
         if file:

@@ -24,19 +24,12 @@ FORMER = "within 2 std"
 
 @dataclass(frozen=True)
 class Comparison:
-    """Our mean and the printed one, in per cent.
+    """Our mean and the printed one, in per cent."""
 
-    Attributes:
-        mean: mean of our runs.
-        std: sample standard deviation of our runs, None for a single run.
-        runs: number of our runs.
-        printed: the printed value. If its spread or number of runs is not known, ours is used.
-    """
-
-    mean: float
-    std: float | None
-    runs: int
-    printed: Published
+    mean: float  # mean of our runs
+    std: float | None  # sample standard deviation of our runs, None for a single run
+    runs: int  # number of our runs
+    printed: Published  # the printed value. If its spread or number of runs is not known, ours is used.
 
     @property
     def difference(self) -> float:
@@ -106,17 +99,11 @@ class Comparison:
 
 @dataclass(frozen=True)
 class CellResult:
-    """The finished runs of a cell.
-
-    Attributes:
-        cell: the cell.
-        runs: one for each seed that is done, in the order of the file's seeds.
-        left_out: why runs do not count, one line each.
-    """
+    """The finished runs of a cell."""
 
     cell: Cell
-    runs: tuple[Summary, ...]
-    left_out: tuple[str, ...] = ()
+    runs: tuple[Summary, ...]  # one for each seed that is done, in the order of the file's seeds
+    left_out: tuple[str, ...] = ()  # why runs do not count, one line each
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -328,19 +315,12 @@ def _marked(value: str, place: int | None) -> Text:
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference between two cells.
+    """The difference between two cells."""
 
-    Attributes:
-        points: differences in points of per cent, one for each seed that both have; at least one.
-        other: label of the method that is subtracted.
-        whole: whether no seed is missing.
-        bound: whether the other method pools the data. Then it is a bound and not a competitor.
-    """
-
-    points: tuple[float, ...]
-    other: str
-    whole: bool
-    bound: bool
+    points: tuple[float, ...]  # differences in points of per cent, one for each seed that both have; at least one
+    other: str  # label of the method that is subtracted
+    whole: bool  # whether no seed is missing
+    bound: bool  # whether the other method pools the data. Then it is a bound and not a competitor.
 
     @property
     def mean(self) -> float:
@@ -360,17 +340,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class Contrast:
-    """One method compared with all others, task by task.
+    """One method compared with all others, task by task."""
 
-    Attributes:
-        method: label of the method.
-        others: labels of the others, in the order of the file.
-        tasks: for each task its label, the differences to all others, and the difference to the best other method. A
-            difference is None if there is none.
-    """
-
-    method: str
-    others: tuple[str, ...]
+    method: str  # label of the method
+    others: tuple[str, ...]  # labels of the others, in the order of the file
+    # for each task its label, the differences to all others, and the difference to the best other method. A difference
+    # is None if there is none.
     tasks: tuple[tuple[str, tuple[Difference | None, ...], Difference | None], ...]
 
     @property

@@ -20,16 +20,12 @@ _ADVICE = "matching needs linear and convolutional layers that follow one anothe
 
 
 class Form(NamedTuple):
-    """The parts of a layer's matrix (outputs, units·fan) or (outputs, units·fan + 1).
+    """The parts of a layer's matrix (outputs, units·fan) or (outputs, units·fan + 1)."""
 
-    Attributes:
-        fan: number of weights of one output for each unit that it reads: 1, the size of a kernel, or the positions of a
-            flattened channel. In the first layer, all weights of an output.
-        bias: whether the last column is the bias.
-    """
-
+    # number of weights of one output for each unit that it reads: 1, the size of a kernel, or the positions of a
+    # flattened channel. In the first layer, all weights of an output.
     fan: int
-    bias: bool
+    bias: bool  # whether the last column is the bias
 
     def split(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weights (outputs, units, fan) and the bias (outputs, 1), or (outputs, 0)."""
@@ -50,18 +46,15 @@ class Form(NamedTuple):
 
 
 class Elastic(nn.Module):
-    """A chain of linear and convolutional layers, BatchNorm folded in, with hidden layers of any width.
+    """A chain of linear and convolutional layers, BatchNorm folded in, with hidden layers of any width."""
 
-    Attributes:
-        network: a copy of the network it was made from, each BatchNorm part of the layer before it.
-        widths: (L - 1,) int64, units of the hidden layers. Travels with the weights, so that they say what they fit.
-    """
-
+    # (L - 1,) int64, units of the hidden layers. Travels with the weights, so that they say what they fit.
     widths: Tensor
 
     def __init__(self, network: nn.Module) -> None:
         """Take the structure and the values of `network`."""
         super().__init__()
+        # a copy of the network it was made from, each BatchNorm part of the layer before it
         self.network = folded(network)
         layers = self.layers
         if len(layers) < 2:

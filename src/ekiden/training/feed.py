@@ -17,29 +17,21 @@ from ekiden.training.frozen import RememberedAnswers
 
 @dataclass(eq=False)
 class _Held:
-    """Samples on the device, which the entry keeps alive, so that their id stays their own.
-
-    Attributes:
-        answers: of frozen parts, by their keys; None where they are too large to keep.
-    """
+    """Samples on the device, which the entry keeps alive, so that their id stays their own."""
 
     samples: Samples
     x: Tensor
     y: Tensor
+    # of frozen parts, by their keys; None where they are too large to keep
     answers: dict[str, RememberedAnswers | None] = field(default_factory=dict)
 
 
 class Feed:
-    """The samples of one data set on the training device; a batch is one index lookup.
-
-    Attributes:
-        dataset: where the samples come from.
-        device: where batches are.
-    """
+    """The samples of one data set on the training device; a batch is one index lookup."""
 
     def __init__(self, dataset: Dataset, hardware: Hardware) -> None:
-        self.dataset = dataset
-        self.device = torch.device(hardware.device)
+        self.dataset = dataset  # where the samples come from
+        self.device = torch.device(hardware.device)  # where batches are
         self._channels_last = hardware.channels_last and len(dataset.shape) == 3
         self._remembers = not hardware.compile
         self._precision = hardware.precision

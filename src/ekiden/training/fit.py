@@ -47,18 +47,12 @@ class Adam:
     """Adam with the usual betas (0.9, 0.999) and weight decay as a part of the gradient, as `torch.optim.Adam`.
 
     With `optimizer="adamw"` the weights decay apart from the gradient, as in `torch.optim.AdamW`.
-
-    Attributes:
-        params: (P,), changed in place.
-        grad: (P,), where the gradient stands at each step.
-        training: learning rate and weight decay.
-        state: number of steps and (P,) running moments.
     """
 
-    params: Tensor
-    grad: Tensor
-    training: Training
-    state: dict[str, Tensor] = field(init=False)
+    params: Tensor  # (P,), changed in place
+    grad: Tensor  # (P,), where the gradient stands at each step
+    training: Training  # learning rate and weight decay
+    state: dict[str, Tensor] = field(init=False)  # number of steps and (P,) running moments
 
     def __post_init__(self) -> None:
         self.state = {
@@ -91,18 +85,12 @@ class Adam:
 
 @dataclass(eq=False)
 class SGD:
-    """SGD with momentum and weight decay, as `torch.optim.SGD`.
+    """SGD with momentum and weight decay, as `torch.optim.SGD`."""
 
-    Attributes:
-        params: (P,), changed in place.
-        grad: (P,), where the gradient stands at each step.
-        training: learning rate, momentum and weight decay.
-        state: the (P,) buffer of the momentum, from the first step on.
-    """
-
-    params: Tensor
-    grad: Tensor
-    training: Training
+    params: Tensor  # (P,), changed in place
+    grad: Tensor  # (P,), where the gradient stands at each step
+    training: Training  # learning rate, momentum and weight decay
+    # the (P,) buffer of the momentum, from the first step on
     state: dict[str, Tensor] = field(init=False, default_factory=dict)
 
     @torch.no_grad()
@@ -146,29 +134,17 @@ class Journal(Protocol):
 
 @dataclass
 class Bench:
-    """Everything that training at one client needs: network, data, settings, and who is told about progress.
+    """Everything that training at one client needs: network, data, settings, and who is told about progress."""
 
-    Attributes:
-        network: overwritten by every fit.
-        feed: where batches come from.
-        training: how to train.
-        hardware: on what.
-        where: what messages call the client.
-        journal: keeps progress within a fit.
-        watch: called after each epoch with (epoch, epochs).
-        work: counts samples.
-        private: makes a fit differentially private.
-    """
-
-    network: Network
-    feed: Feed
-    training: Training
-    hardware: Hardware
-    where: str = "here"
-    journal: Journal | None = None
-    watch: Callable[[int, int], None] = lambda epoch, epochs: None
-    work: Work = field(default_factory=Work)
-    private: Mechanism | None = None
+    network: Network  # overwritten by every fit
+    feed: Feed  # where batches come from
+    training: Training  # how to train
+    hardware: Hardware  # on what
+    where: str = "here"  # what messages call the client
+    journal: Journal | None = None  # keeps progress within a fit
+    watch: Callable[[int, int], None] = lambda epoch, epochs: None  # called after each epoch with (epoch, epochs)
+    work: Work = field(default_factory=Work)  # counts samples
+    private: Mechanism | None = None  # makes a fit differentially private
 
     @property
     def task(self) -> Task:

@@ -40,20 +40,13 @@ class RememberedAnswers:
 
     Each sample goes through the part alone. So its output depends only on the sample, not on the batch, the client, the
     order, or what was known before.
-
-    Attributes:
-        values: (n, ...) float32; on the device.
-        known: (n,) bool; on the CPU.
-        file: where they are kept; None: in memory alone.
-        unsaved: seconds spent on computing outputs that are not in the file.
-        saved_at: when the file was last written.
     """
 
-    values: Tensor
-    known: Tensor
-    file: Path | None
-    unsaved: float = 0.0
-    saved_at: float = 0.0
+    values: Tensor  # (n, ...) float32; on the device
+    known: Tensor  # (n,) bool; on the CPU
+    file: Path | None  # where they are kept; None: in memory alone
+    unsaved: float = 0.0  # seconds spent on computing outputs that are not in the file
+    saved_at: float = 0.0  # when the file was last written
 
     @classmethod
     def of(cls, first: Tensor, sample: Tensor, samples: int, file: Path | None) -> "RememberedAnswers | None":

@@ -17,20 +17,11 @@ class Network:
     """A module whose values are stored in flat vectors. The network takes over the module.
 
     The optimiser, penalties, averages and distances are then one vector operation each.
-
-    Attributes:
-        module: call it as usual.
-        forward: the same, compiled with `--compile`.
-        params: (P,) all trainable parameters.
-        grad: (P,) their gradients; `backward` adds into it.
-        buffers: (B,) floating-point buffers, and parameters that are not trained now. Constants made by `frozen.fix`
-            are in none of the vectors; they stay in the module.
-        counters: (C,) int64 buffers.
-        layout: where each tensor is in `params` and `buffers`.
     """
 
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu", *, compiled: bool = False) -> None:
-        self.module = module.to(device)
+        self.module = module.to(device)  # call it as usual
+        # the same, compiled with `--compile`
         self.forward: Callable[[Tensor], Tensor] = torch.compile(self.module) if compiled else self.module
         trainable = [p for p in self.module.parameters() if p.requires_grad]
         resting = [p for p in self.module.parameters() if not p.requires_grad]
@@ -47,13 +38,16 @@ class Network:
         for tensor in (*trainable, *resting, *floats):
             if tensor.dtype != torch.float32:
                 raise UserError(f"the model holds {tensor.dtype} values: convert it with model.float()")
-        self.params = _flatten(trainable, trainable[0].device)
-        self.grad = torch.zeros_like(self.params)
+        self.params = _flatten(trainable, trainable[0].device)  # (P,) all trainable parameters
+        self.grad = torch.zeros_like(self.params)  # (P,) their gradients; `backward` adds into it
+        # (B,) floating-point buffers, and parameters that are not trained now. Constants made by `frozen.fix` are in
+        # none of the vectors; they stay in the module.
         self.buffers = _flatten([*floats, *resting], self.params.device)
-        self.counters = _flatten(integers, self.params.device, torch.int64)
+        self.counters = _flatten(integers, self.params.device, torch.int64)  # (C,) int64 buffers
         self.params.grad = self.grad
         self._tensors = (trainable, [*floats, *resting], integers)
 
+        # where each tensor is in `params` and `buffers`
         self.layout: Layout = layout(self.module, trainable, [*floats, *resting])
         offset = 0
         for parameter in trainable:

@@ -45,17 +45,11 @@ class Weights:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Some entries of a model, such as the classifier. True where an entry belongs to it.
+    """Some entries of a model, such as the classifier. True where an entry belongs to it."""
 
-    Attributes:
-        params: (P,) bool.
-        buffers: (B,) bool.
-        counters: (C,) bool.
-    """
-
-    params: Tensor
-    buffers: Tensor
-    counters: Tensor
+    params: Tensor  # (P,) bool
+    buffers: Tensor  # (B,) bool
+    counters: Tensor  # (C,) bool
 
     def __invert__(self) -> "Part":
         """Return the mask of all other entries."""
@@ -144,18 +138,12 @@ class TensorPart:
 
 @dataclass(frozen=True)
 class Layer:
-    """A module that holds values of its own.
+    """A module that holds values of its own."""
 
-    Attributes:
-        name: of the module.
-        kind: linear; conv (2-d, without groups); norm; other.
-        params: all its trainable tensors, in the flat parameters.
-        statistics: its running mean and variance, in the flat buffers; empty where it has none.
-    """
-
-    name: str
-    kind: Kind
-    params: tuple[TensorPart, ...]
+    name: str  # of the module
+    kind: Kind  # linear; conv (2-d, without groups); norm; other
+    params: tuple[TensorPart, ...]  # all its trainable tensors, in the flat parameters
+    # its running mean and variance, in the flat buffers; empty where it has none
     statistics: tuple[TensorPart, ...] = ()
 
     @property

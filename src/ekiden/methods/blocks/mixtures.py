@@ -14,17 +14,11 @@ FLOOR = 1e-6
 
 
 class Mixtures(NamedTuple):
-    """A mixture of at most G Gaussians over A features for each of K classes; zeros if there are fewer.
+    """A mixture of at most G Gaussians over A features for each of K classes; zeros if there are fewer."""
 
-    Attributes:
-        weights: (K, G) π; all zero for a class without samples.
-        means: (K, G, A) μ.
-        covariances: Σ, as (K, G, 1) variances, (K, G, A) diagonals, or (K, G, A(A + 1)/2) lower triangles by rows.
-    """
-
-    weights: Tensor
-    means: Tensor
-    covariances: Tensor
+    weights: Tensor  # (K, G) π; all zero for a class without samples
+    means: Tensor  # (K, G, A) μ
+    covariances: Tensor  # Σ, as (K, G, 1) variances, (K, G, A) diagonals, or (K, G, A(A + 1)/2) lower triangles by rows
 
     def draw(self, counts: Tensor, classes: int, features: int, generator: Generator) -> tuple[Tensor, Tensor]:
         """Draw `counts` (K,) features of the classes: (n, A) float32 and labels (n,), on the CPU."""

@@ -10,14 +10,10 @@ Init = Literal["same", "different"]
 
 
 class Trained(NamedTuple):
-    """What a client sends.
+    """What a client sends."""
 
-    Attributes:
-        model: its trained model.
-        counts: int64, what the server needs to know: nothing (0,), n_i (1,), or n_ic of each class (K,).
-    """
-
-    model: Weights
+    model: Weights  # its trained model
+    # int64, what the server needs to know: nothing (0,), n_i (1,), or n_ic of each class (K,)
     counts: Annotated[Tensor, OwnSamples]
 
 

@@ -88,15 +88,10 @@ def training_of(client: Client, lr_decay: float, round: int) -> Training:
 
 
 class Reply(NamedTuple):
-    """What a client sends back.
+    """What a client sends back."""
 
-    Attributes:
-        model: what it trained.
-        weight: its weight in the average, before normalisation.
-    """
-
-    model: Weights
-    weight: Annotated[float, OwnSamples]
+    model: Weights  # what it trained
+    weight: Annotated[float, OwnSamples]  # its weight in the average, before normalisation
 
 
 def participants(clients: int, participation: float) -> int:

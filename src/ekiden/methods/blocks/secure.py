@@ -13,15 +13,11 @@ from ekiden.methods.blocks.rounds import ParallelMethod
 
 
 class SecureMethod(ParallelMethod):
-    """A method of rounds whose server can do with sums of what clients send.
+    """A method of rounds whose server can do with sums of what clients send."""
 
-    Attributes:
-        secure: whether it gets no more than that: fixed point, so that masks between machines hide all but the sums.
-        regroups: whether a run may leave a missing silo out of one sum and not of the next one. The parts of two sums
-            must then differ, as those of silos that train in between do.
-    """
-
-    secure: bool
+    secure: bool  # whether it gets no more than that: fixed point, so that masks between machines hide all but the sums
+    # whether a run may leave a missing silo out of one sum and not of the next one. The parts of two sums must then
+    # differ, as those of silos that train in between do.
     regroups: ClassVar[bool] = True
 
     @property
@@ -32,23 +28,14 @@ class SecureMethod(ParallelMethod):
 
 @dataclass(frozen=True, eq=False)
 class ModelSums:
-    """What clients of a round add up, in fixed point.
+    """What clients of a round add up, in fixed point."""
 
-    Attributes:
-        params: (P,) int64, Σ p_i θ_i.
-        buffers: (B,) int64, Σ p_i b_i of running statistics b_i.
-        counters: (C,) int64, sums of counters; whole numbers, not in fixed point.
-        others: int64, sums of further vectors.
-        weight: Σ p_i in units of 2^-28.
-        clients: number of clients.
-    """
-
-    params: Tensor
-    buffers: Tensor
-    counters: Tensor
-    others: tuple[Tensor, ...]
-    weight: int
-    clients: int
+    params: Tensor  # (P,) int64, Σ p_i θ_i
+    buffers: Tensor  # (B,) int64, Σ p_i b_i of running statistics b_i
+    counters: Tensor  # (C,) int64, sums of counters; whole numbers, not in fixed point
+    others: tuple[Tensor, ...]  # int64, sums of further vectors
+    weight: int  # Σ p_i in units of 2^-28
+    clients: int  # number of clients
 
     def __post_init__(self) -> None:
         """Check what may come from another party."""

@@ -42,19 +42,12 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True)
 class Taught(State):
-    """The state with what the choice of teachers needs.
+    """The state with what the choice of teachers needs."""
 
-    Attributes:
-        counts: (N, K) class counts of all clients.
-        trained: the models trained in this round so far.
-        teachers: the models chosen from the previous round.
-        sent: number of models that have moved.
-    """
-
-    counts: Tensor | None = None
-    trained: tuple[Ref[Weights], ...] = ()
-    teachers: tuple[Ref[Weights], ...] = ()
-    sent: int = 0
+    counts: Tensor | None = None  # (N, K) class counts of all clients
+    trained: tuple[Ref[Weights], ...] = ()  # the models trained in this round so far
+    teachers: tuple[Ref[Weights], ...] = ()  # the models chosen from the previous round
+    sent: int = 0  # number of models that have moved
 
 
 @dataclass(frozen=True)

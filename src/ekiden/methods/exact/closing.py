@@ -27,42 +27,26 @@ _REACH = 32  # range of the whole numbers, in standard deviations of these sampl
 
 
 class Scales(NamedTuple):
-    """How features h become whole numbers: (h - centre)·gain, rounded.
+    """How features h become whole numbers: (h - centre)·gain, rounded."""
 
-    Attributes:
-        centre: (D,) float32.
-        gain: (D,) float32, above 0.
-    """
-
-    centre: Tensor
-    gain: Tensor
+    centre: Tensor  # (D,) float32
+    gain: Tensor  # (D,) float32, above 0
 
 
 class Totals(NamedTuple):
-    """What a client hands to the next one.
+    """What a client hands to the next one."""
 
-    Attributes:
-        scales: of the features, settled by the first client of the lap.
-        sums: over the training samples of all clients so far.
-    """
-
-    scales: Scales
-    sums: AnySums
+    scales: Scales  # of the features, settled by the first client of the lap
+    sums: AnySums  # over the training samples of all clients so far
 
 
 @dataclass(frozen=True)
 class Lap(State):
-    """The state with the lap; its class also derives from the state of the method, see `_state`.
+    """The state with the lap; its class also derives from the state of the method, see `_state`."""
 
-    Attributes:
-        body: the method's model, while the lap lasts; `model` is None then.
-        totals: what has been added up.
-        closed: whether the lap is over.
-    """
-
-    body: Ref[Weights] | Weights | None = None
-    totals: Ref[Totals] | None = None
-    closed: bool = False
+    body: Ref[Weights] | Weights | None = None  # the method's model, while the lap lasts; `model` is None then
+    totals: Ref[Totals] | None = None  # what has been added up
+    closed: bool = False  # whether the lap is over
 
 
 class ClosingLap(Method):

@@ -27,15 +27,10 @@ from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, Settled, f
 
 
 class ClassMeans(NamedTuple):
-    """What a client sends.
+    """What a client sends."""
 
-    Attributes:
-        counts: (G, K) int64, samples behind each mean.
-        means: (G, K, D) float32, mean features of the samples of each class in each group; 0 without samples.
-    """
-
-    counts: Annotated[Tensor, OwnSamples]
-    means: Tensor
+    counts: Annotated[Tensor, OwnSamples]  # (G, K) int64, samples behind each mean
+    means: Tensor  # (G, K, D) float32, mean features of the samples of each class in each group; 0 without samples
 
     def checked(self, groups: int, classes: int, width: int) -> "ClassMeans":
         """Return these means, which another party sent."""
@@ -49,17 +44,11 @@ class ClassMeans(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class MeanScatter:
-    """What follows from all means, float64. Classes have N_c samples in m_c means.
+    """What follows from all means, float64. Classes have N_c samples in m_c means."""
 
-    Attributes:
-        counts: (K,) N_c.
-        sums: (D, K) Σ φ of each class.
-        rows: (D, any), whose products RRᵀ are Σ_c (N_c - 1) Σ̂_c.
-    """
-
-    counts: Tensor
-    sums: Tensor
-    rows: Tensor
+    counts: Tensor  # (K,) N_c
+    sums: Tensor  # (D, K) Σ φ of each class
+    rows: Tensor  # (D, any), whose products RRᵀ are Σ_c (N_c - 1) Σ̂_c
 
     @classmethod
     def of(cls, told: Sequence[ClassMeans]) -> "MeanScatter":

@@ -40,33 +40,20 @@ from ekiden.training.private_sums import width_for
 
 
 class Handoff(NamedTuple):
-    """What a client hands to the next one.
+    """What a client hands to the next one."""
 
-    Attributes:
-        settled: what the first client decided about the features.
-        sums: over the samples of all clients so far.
-    """
-
-    settled: Settled
-    sums: AnySums
+    settled: Settled  # what the first client decided about the features
+    sums: AnySums  # over the samples of all clients so far
 
 
 class Common(NamedTuple):
-    """What a client needs for a personal head: the head of all, for standardised features; float32.
+    """What a client needs for a personal head: the head of all, for standardised features; float32."""
 
-    Attributes:
-        settled: what the first client decided about the features.
-        mean: (D,) μ of the features of all clients.
-        scale: (D,) 1/σ, or 0.
-        weight: (K, D).
-        bias: (K,).
-    """
-
-    settled: Settled
-    mean: Tensor
-    scale: Tensor
-    weight: Tensor
-    bias: Tensor
+    settled: Settled  # what the first client decided about the features
+    mean: Tensor  # (D,) μ of the features of all clients
+    scale: Tensor  # (D,) 1/σ, or 0
+    weight: Tensor  # (K, D)
+    bias: Tensor  # (K,)
 
 
 class PatchMoments(NamedTuple):

@@ -31,19 +31,12 @@ _OTHER = "the summary received is of other features, or of no samples: use the s
 
 
 class SketchedScatter(NamedTuple):
-    """What travels about the features φ (D,) of some clients' samples.
+    """What travels about the features φ (D,) of some clients' samples."""
 
-    Attributes:
-        counts: (K,) int64, samples of each class.
-        means: (D, K), mean φ of each class.
-        sketch: (D, r), U√S of the truncated decomposition USUᵀ of the scatter within classes.
-        squares: (D,) float32, the diagonal of that scatter.
-    """
-
-    counts: Annotated[Tensor, OwnSamples]
-    means: ShortColumns
-    sketch: ShortColumns
-    squares: Tensor
+    counts: Annotated[Tensor, OwnSamples]  # (K,) int64, samples of each class
+    means: ShortColumns  # (D, K), mean φ of each class
+    sketch: ShortColumns  # (D, r), U√S of the truncated decomposition USUᵀ of the scatter within classes
+    squares: Tensor  # (D,) float32, the diagonal of that scatter
 
     def checked(self, width: int, classes: int, rank: int) -> "SketchedScatter":
         """Return this summary, which another party sent."""
@@ -74,19 +67,12 @@ class Joint(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Scatter:
-    """Class means and scatter within classes of the features of some samples; float64.
+    """Class means and scatter within classes of the features of some samples; float64."""
 
-    Attributes:
-        counts: (K,) samples of each class.
-        means: (D, K).
-        rows: (D, any), whose products RRᵀ are the scatter within classes, or its largest part.
-        squares: (D,) diagonal of the complete scatter.
-    """
-
-    counts: Tensor
-    means: Tensor
-    rows: Tensor
-    squares: Tensor
+    counts: Tensor  # (K,) samples of each class
+    means: Tensor  # (D, K)
+    rows: Tensor  # (D, any), whose products RRᵀ are the scatter within classes, or its largest part
+    squares: Tensor  # (D,) diagonal of the complete scatter
 
     @property
     def width(self) -> int:

@@ -48,16 +48,12 @@ _FAR = 1e30  # a threshold that no number exceeds: a node that is not split
 
 @dataclass(frozen=True, eq=False)
 class Histogram:
-    """Whole-number sums over samples.
+    """Whole-number sums over samples."""
 
-    Attributes:
-        cells: (D, 1024) int64 samples in each cell of the grid, in the first lap; then (P, V, m, B, 2C) int64 gradients
-            and second derivatives in units of 2^-28, for each node, each of its columns and each bin.
-        labels: (C,) or (K,) int64 samples with each label, in the first lap; then empty.
-    """
-
+    # (D, 1024) int64 samples in each cell of the grid, in the first lap; then (P, V, m, B, 2C) int64 gradients and
+    # second derivatives in units of 2^-28, for each node, each of its columns and each bin
     cells: Tensor
-    labels: Tensor
+    labels: Tensor  # (C,) or (K,) int64 samples with each label, in the first lap; then empty
 
     def __post_init__(self) -> None:
         """Check what may come from another party."""
@@ -72,58 +68,35 @@ class Histogram:
 
 
 class Bins(NamedTuple):
-    """What follows from the first lap.
+    """What follows from the first lap."""
 
-    Attributes:
-        edges: (D, B - 1) float32, ascending; bin b has the numbers above edge b - 1 and up to edge b.
-        base: (C,) float64, the output before the first tree.
-    """
-
-    edges: Tensor
-    base: Tensor
+    edges: Tensor  # (D, B - 1) float32, ascending; bin b has the numbers above edge b - 1 and up to edge b
+    base: Tensor  # (C,) float64, the output before the first tree
 
 
 class Splits(NamedTuple):
-    """One more level of the P trees of a round.
+    """One more level of the P trees of a round."""
 
-    Attributes:
-        column: (P, V) int64, which column decides at each node.
-        edge: (P, V) int64, the number of the edge up to which samples go left; B - 1: all do, the node is not split.
-        leaves: (P, 2V, C) float32, outputs of the leaves after the last level; otherwise (P, 0, C).
-    """
-
-    column: Tensor
+    column: Tensor  # (P, V) int64, which column decides at each node
+    # (P, V) int64, the number of the edge up to which samples go left; B - 1: all do, the node is not split
     edge: Tensor
-    leaves: Tensor
+    leaves: Tensor  # (P, 2V, C) float32, outputs of the leaves after the last level; otherwise (P, 0, C)
 
 
 @dataclass(frozen=True, eq=False)
 class Growing:
-    """What a client keeps between laps.
+    """What a client keeps between laps."""
 
-    Attributes:
-        told: how many laps it has heard of; see `Trees.run`.
-        edges: of the bins; see `Bins`.
-        base: the output before the first tree.
-        bins: (n, D) uint8, the bin of each number of the training samples.
-        output: (n, C) float64, the sum of all leaves for each training sample.
-        node: (n, P) int64, the node of each sample in the trees of this round.
-        column: (R·P, 2^d - 1) int64, columns of the nodes so far.
-        edge: (R·P, 2^d - 1) int64, their edges.
-        leaves: (R·P, 2^d, C) float32.
-        seed: of the columns that nodes choose among.
-    """
-
-    told: int
-    edges: Tensor
-    base: Tensor
-    bins: Tensor
-    output: Tensor
-    node: Tensor
-    column: Tensor
-    edge: Tensor
-    leaves: Tensor
-    seed: int
+    told: int  # how many laps it has heard of; see `Trees.run`
+    edges: Tensor  # of the bins; see `Bins`
+    base: Tensor  # the output before the first tree
+    bins: Tensor  # (n, D) uint8, the bin of each number of the training samples
+    output: Tensor  # (n, C) float64, the sum of all leaves for each training sample
+    node: Tensor  # (n, P) int64, the node of each sample in the trees of this round
+    column: Tensor  # (R·P, 2^d - 1) int64, columns of the nodes so far
+    edge: Tensor  # (R·P, 2^d - 1) int64, their edges
+    leaves: Tensor  # (R·P, 2^d, C) float32
+    seed: int  # of the columns that nodes choose among
 
 
 @dataclass(frozen=True)

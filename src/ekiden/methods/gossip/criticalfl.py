@@ -27,17 +27,11 @@ from ekiden.methods.blocks.rounds import PersonalMethod, own_models, training_of
 
 @dataclass(frozen=True)
 class CriticalPeriods:
-    """The test of CriticalFL (KDD 2023, https://doi.org/10.1145/3580305.3599293).
+    """The test of CriticalFL (KDD 2023, https://doi.org/10.1145/3580305.3599293)."""
 
-    Attributes:
-        delta: δ, relative growth of the windowed mean above which a period is critical.
-        window: checks over which norms are averaged.
-        forced: first checks that are critical in any case.
-    """
-
-    delta: float
-    window: int
-    forced: int
+    delta: float  # δ, relative growth of the windowed mean above which a period is critical
+    window: int  # checks over which norms are averaged
+    forced: int  # first checks that are critical in any case
 
     def now(self, norms: Sequence[float]) -> bool:
         """Return whether the windowed mean of the norms has grown by more than δ since the previous check."""
@@ -91,19 +85,12 @@ class CountedModel(NamedTuple):
 
 @dataclass(frozen=True)
 class Periods(State):
-    """What is known about every client's learning.
+    """What is known about every client's learning."""
 
-    Attributes:
-        norms: for each client, its gradient norm at each check so far.
-        peers: number of peers of each client now.
-        capped: whether a client has ever had its largest number of peers.
-        sent: number of models sent so far.
-    """
-
-    norms: tuple[tuple[float, ...], ...] = ()
-    peers: tuple[int, ...] = ()
-    capped: tuple[bool, ...] = ()
-    sent: int = 0
+    norms: tuple[tuple[float, ...], ...] = ()  # for each client, its gradient norm at each check so far
+    peers: tuple[int, ...] = ()  # number of peers of each client now
+    capped: tuple[bool, ...] = ()  # whether a client has ever had its largest number of peers
+    sent: int = 0  # number of models sent so far
 
 
 @dataclass(frozen=True)

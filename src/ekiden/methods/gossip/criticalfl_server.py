@@ -33,42 +33,25 @@ from ekiden.methods.gossip.criticalfl import CriticalPeriods, Squares, due, resi
 
 
 class Upload(NamedTuple):
-    """What a client sends back.
+    """What a client sends back."""
 
-    Attributes:
-        values: its parameters (P,), or in a critical round those that changed most.
-        mask: (⌈P/8⌉,) uint8, the positions of the values, one bit per parameter; None: all.
-        rest: no parameters; running statistics and counters.
-        n: number of its samples.
-        norm: its federated gradient norm.
-    """
-
-    values: Tensor
-    mask: Tensor | None
-    rest: Weights
-    n: Annotated[int, OwnSamples]
-    norm: float
+    values: Tensor  # its parameters (P,), or in a critical round those that changed most
+    mask: Tensor | None  # (⌈P/8⌉,) uint8, the positions of the values, one bit per parameter; None: all
+    rest: Weights  # no parameters; running statistics and counters
+    n: Annotated[int, OwnSamples]  # number of its samples
+    norm: float  # its federated gradient norm
 
 
 @dataclass(frozen=True)
 class Selection(State):
-    """What the server knows about the periods of learning.
+    """What the server knows about the periods of learning."""
 
-    Attributes:
-        norms: the mean gradient norm of the clients at each check so far.
-        count: M, number of clients in the next round; 0: the least number.
-        critical: whether the next round is in a critical period, by the last check; True at the start.
-        capped: whether M has ever reached its largest value.
-        whole: number of complete models that were sent back so far.
-        sparse: number of models of which only the largest changes were sent back.
-    """
-
-    norms: tuple[float, ...] = ()
-    count: int = 0
-    critical: bool = True
-    capped: bool = False
-    whole: int = 0
-    sparse: int = 0
+    norms: tuple[float, ...] = ()  # the mean gradient norm of the clients at each check so far
+    count: int = 0  # M, number of clients in the next round; 0: the least number
+    critical: bool = True  # whether the next round is in a critical period, by the last check; True at the start
+    capped: bool = False  # whether M has ever reached its largest value
+    whole: int = 0  # number of complete models that were sent back so far
+    sparse: int = 0  # number of models of which only the largest changes were sent back
 
 
 @dataclass(frozen=True)

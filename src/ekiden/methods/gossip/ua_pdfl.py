@@ -56,17 +56,11 @@ class Heard(NamedTuple):
 
 @dataclass(frozen=True)
 class Branches(State):
-    """What has moved so far because of the clients' choices.
+    """What has moved so far because of the clients' choices."""
 
-    Attributes:
-        models: number of complete models taken from peers.
-        bases: number of extractors.
-        heads: number of heads of peers that were near.
-    """
-
-    models: int = 0
-    bases: int = 0
-    heads: int = 0
+    models: int = 0  # number of complete models taken from peers
+    bases: int = 0  # number of extractors
+    heads: int = 0  # number of heads of peers that were near
 
 
 @dataclass(frozen=True)

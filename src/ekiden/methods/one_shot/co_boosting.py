@@ -39,15 +39,10 @@ _CLIP = 10.0  # largest norm of a gradient, of generator and student
 
 @dataclass(frozen=True)
 class Boosted(Distilled):
-    """The state of the server.
+    """The state of the server."""
 
-    Attributes:
-        labels: (n,) int64, the classes that the samples of the pool were made for.
-        weights: (N,) of the clients' models.
-    """
-
-    labels: Tensor | None = None
-    weights: Tensor | None = None
+    labels: Tensor | None = None  # (n,) int64, the classes that the samples of the pool were made for
+    weights: Tensor | None = None  # (N,) of the clients' models
 
 
 @dataclass(frozen=True)
@@ -223,18 +218,13 @@ class CoBoosting(Method):
 
 
 class WeightedEnsemble(nn.Module):
-    """A(x) = Σ w_k f_k(x) / Σ w_k.
+    """A(x) = Σ w_k f_k(x) / Σ w_k."""
 
-    Attributes:
-        members: the networks f_k.
-        weights: (N,) w, at least one of them above 0.
-    """
-
-    weights: Tensor
+    weights: Tensor  # (N,) w, at least one of them above 0
 
     def __init__(self, members: Sequence[nn.Module], weights: Tensor) -> None:
         super().__init__()
-        self.members = nn.ModuleList(members).eval()
+        self.members = nn.ModuleList(members).eval()  # the networks f_k
         self.register_buffer("weights", weights)
 
     def answers(self, x: Tensor) -> Tensor:

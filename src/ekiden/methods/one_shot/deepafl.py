@@ -38,15 +38,10 @@ ACTIVATIONS = {"gelu": nn.GELU, "tanh": nn.Tanh, "relu": nn.ReLU}
 
 @dataclass(frozen=True, eq=False)
 class LeastSquaresSums:
-    """Sums over samples, for a least-squares problem with inputs a and targets y, in fixed point.
+    """Sums over samples, for a least-squares problem with inputs a and targets y, in fixed point."""
 
-    Attributes:
-        squares: (A(A + 1)/2,) int64, the upper triangle of Σ a aᵀ in units of 2^-28.
-        products: (A, K) int64, Σ a yᵀ.
-    """
-
-    squares: Tensor
-    products: Tensor
+    squares: Tensor  # (A(A + 1)/2,) int64, the upper triangle of Σ a aᵀ in units of 2^-28
+    products: Tensor  # (A, K) int64, Σ a yᵀ
 
     def __post_init__(self) -> None:
         """Check what may come from another party."""
@@ -64,42 +59,27 @@ class LeastSquaresSums:
 
 
 class KeptSolutions(NamedTuple):
-    """What a client keeps.
+    """What a client keeps."""
 
-    Attributes:
-        solutions: the solutions that it has received: W_0 (D, K), G_0 (F, K), W_1, G_1, ...
-    """
-
-    solutions: list[Tensor]
+    solutions: list[Tensor]  # the solutions that it has received: W_0 (D, K), G_0 (F, K), W_1, G_1, ..
 
 
 @dataclass(frozen=True)
 class Solved(State):
-    """The state of the server.
+    """The state of the server."""
 
-    Attributes:
-        seed: seed of the random layers.
-        solutions: W_0 (D, K), G_0 (F, K), W_1, G_1, ..., float64.
-    """
-
-    seed: int = 0
-    solutions: tuple[Tensor, ...] = ()
+    seed: int = 0  # seed of the random layers
+    solutions: tuple[Tensor, ...] = ()  # W_0 (D, K), G_0 (F, K), W_1, G_1, ..., float64
 
 
 class Residual(nn.Module):
-    """z + Δᵀσ(R z + b).
-
-    Attributes:
-        random: (D to F) R and b.
-        activation: σ.
-        delta: (F to D) Δ.
-    """
+    """z + Δᵀσ(R z + b)."""
 
     def __init__(self, width: int, hidden: int, activation: nn.Module) -> None:
         super().__init__()
-        self.random = nn.Linear(width, hidden)
-        self.activation = activation
-        self.delta = nn.Linear(hidden, width, bias=False)
+        self.random = nn.Linear(width, hidden)  # (D to F) R and b
+        self.activation = activation  # σ
+        self.delta = nn.Linear(hidden, width, bias=False)  # (F to D) Δ
         nn.init.zeros_(self.delta.weight)
 
     def forward(self, z: Tensor) -> Tensor:

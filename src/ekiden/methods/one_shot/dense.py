@@ -181,13 +181,10 @@ def disagreement(teacher: Tensor, student: Tensor, kind: str = "classification")
 
 
 class Statistics:
-    """Watches what the BatchNorm layers of a network read.
-
-    Attributes:
-        terms: ‖var - running var‖ + ‖mean - running mean‖ of each layer in the forward passes since `clear`.
-    """
+    """Watches what the BatchNorm layers of a network read."""
 
     def __init__(self, network: nn.Module) -> None:
+        # ‖var - running var‖ + ‖mean - running mean‖ of each layer in the forward passes since `clear`
         self.terms: list[Tensor] = []
         layers = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         self._hooks = [m.register_forward_pre_hook(self._see) for m in layers if m.track_running_stats]

@@ -17,14 +17,10 @@ from ekiden.training.network import Network
 
 
 class Member(NamedTuple):
-    """What a client sends.
+    """What a client sends."""
 
-    Attributes:
-        model: its trained model.
-        counts: nothing (0,), bool (K,) for classes with more than one sample, or int32 (K,) class counts.
-    """
-
-    model: Weights
+    model: Weights  # its trained model
+    # nothing (0,), bool (K,) for classes with more than one sample, or int32 (K,) class counts
     counts: Annotated[Tensor, OwnSamples]
 
 

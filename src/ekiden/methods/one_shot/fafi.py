@@ -53,18 +53,13 @@ class Prototypes(nn.Linear):
 
 
 class FusedFeatures(nn.Module):
-    """The features Σ p_k z_k (b, D) of all clients' extractors.
+    """The features Σ p_k z_k (b, D) of all clients' extractors."""
 
-    Attributes:
-        members: the extractors.
-        shares: (N,) p_k.
-    """
-
-    shares: Tensor
+    shares: Tensor  # (N,) p_k
 
     def __init__(self, members: Sequence[nn.Module]) -> None:
         super().__init__()
-        self.members = nn.ModuleList(members)
+        self.members = nn.ModuleList(members)  # the extractors
         self.register_buffer("shares", torch.full((len(members),), 1 / len(members)))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -44,15 +44,10 @@ Gradient = Callable[[Tensor], Tensor]
 
 
 class BlockInformed(NamedTuple):
-    """What a client sends.
+    """What a client sends."""
 
-    Attributes:
-        trained: its model, and n_k if the average needs it.
-        fisher: [(P,)] the diagonal of its Fisher information, or the lower halves of A and B for each layer.
-    """
-
-    trained: Trained
-    fisher: list[Tensor]
+    trained: Trained  # its model, and n_k if the average needs it
+    fisher: list[Tensor]  # [(P,)] the diagonal of its Fisher information, or the lower halves of A and B for each layer
 
 
 @dataclass(frozen=True)

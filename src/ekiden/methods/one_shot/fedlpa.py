@@ -21,15 +21,10 @@ Map = Callable[[Tensor], Tensor]
 
 
 class Posterior(NamedTuple):
-    """What a client sends.
+    """What a client sends."""
 
-    Attributes:
-        trained: its model, and n_k if the average needs it.
-        factors: the lower halves of A and B of each linear and convolutional layer.
-    """
-
-    trained: Trained
-    factors: list[Tensor]
+    trained: Trained  # its model, and n_k if the average needs it
+    factors: list[Tensor]  # the lower halves of A and B of each linear and convolutional layer
 
 
 @dataclass(frozen=True)

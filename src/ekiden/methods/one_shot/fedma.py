@@ -32,38 +32,24 @@ from ekiden.training.network import Network
 
 
 class FirstLayer(NamedTuple):
-    """What a client sends at the beginning of a round.
+    """What a client sends at the beginning of a round."""
 
-    Attributes:
-        layer: (units, inputs) its first layer, biases last.
-        counts: (K,) int32, its class counts.
-    """
-
-    layer: Tensor
-    counts: Annotated[Tensor, OwnSamples]
+    layer: Tensor  # (units, inputs) its first layer, biases last
+    counts: Annotated[Tensor, OwnSamples]  # (K,) int32, its class counts
 
 
 class KeptLayers(NamedTuple):
-    """What a client keeps.
+    """What a client keeps."""
 
-    Attributes:
-        layers: the layers of its model; matched layers are the global ones.
-        units: for each of these layers, the global unit of each of its own units.
-    """
-
-    layers: list[Tensor]
-    units: list[Tensor]
+    layers: list[Tensor]  # the layers of its model; matched layers are the global ones
+    units: list[Tensor]  # for each of these layers, the global unit of each of its own units
 
 
 @dataclass(frozen=True)
 class Matched(State):
-    """The state of the server.
+    """The state of the server."""
 
-    Attributes:
-        widths: widths of the global hidden layers, in every round.
-    """
-
-    widths: tuple[tuple[int, ...], ...] = ()
+    widths: tuple[tuple[int, ...], ...] = ()  # widths of the global hidden layers, in every round
 
 
 @dataclass(frozen=True)

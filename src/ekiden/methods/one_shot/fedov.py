@@ -232,17 +232,11 @@ class FedOV(OneShot):
 
 @dataclass(frozen=True)
 class OpenSet(Objective):
-    """The loss of a mini-batch.
+    """The loss of a mini-batch."""
 
-    Attributes:
-        module: the network in training.
-        unknown: u = K, the index of the additional output.
-        method: the method with its weights and settings.
-    """
-
-    module: nn.Module
-    unknown: int
-    method: FedOV
+    module: nn.Module  # the network in training
+    unknown: int  # u = K, the index of the additional output
+    method: FedOV  # the method with its weights and settings
 
     @property
     def normed(self) -> bool:

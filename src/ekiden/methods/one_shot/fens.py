@@ -41,60 +41,36 @@ Form = Literal["linear", "per-class", "mlp", "ridge"]
 
 
 class HeldOut(NamedTuple):
-    """What a client keeps.
+    """What a client keeps."""
 
-    Attributes:
-        rows: (m,) int64, rows of the training samples that its model was not trained on.
-        y: (m,) int64, their labels; empty until the models arrive, as are the answers.
-        answers: (m, N, K) logits of all models for them.
-    """
-
-    rows: Tensor
-    y: Tensor
-    answers: Tensor
+    rows: Tensor  # (m,) int64, rows of the training samples that its model was not trained on
+    y: Tensor  # (m,) int64, their labels; empty until the models arrive, as are the answers
+    answers: Tensor  # (m, N, K) logits of all models for them
 
 
 class TrainedAggregator(NamedTuple):
-    """What a client sends in a round.
+    """What a client sends in a round."""
 
-    Attributes:
-        aggregator: the aggregator after training at this client.
-        weight: the number of samples that it was trained on.
-    """
-
-    aggregator: Weights
-    weight: float
+    aggregator: Weights  # the aggregator after training at this client
+    weight: float  # the number of samples that it was trained on
 
 
 class RegressionSums(NamedTuple):
-    """Totals over a client's held-out samples; φ (D,) are the N·K probabilities that the models answer.
+    """Totals over a client's held-out samples; φ (D,) are the N·K probabilities that the models answer."""
 
-    Attributes:
-        gram: (D·(D + 1)/2,) float64, the upper triangle of Σ φφᵀ, row by row.
-        cross: (D, K) float64, Σ φyᵀ.
-        samples: n.
-    """
-
-    gram: Tensor
-    cross: Tensor
-    samples: int
+    gram: Tensor  # (D·(D + 1)/2,) float64, the upper triangle of Σ φφᵀ, row by row
+    cross: Tensor  # (D, K) float64, Σ φyᵀ
+    samples: int  # n
 
 
 @dataclass(frozen=True)
 class Stacking(State):
-    """The state of the run.
+    """The state of the run."""
 
-    Attributes:
-        models: the clients' models.
-        aggregator: the aggregator after the last round.
-        momentum: first moment of the server's optimiser.
-        second: second moment of the server's optimiser.
-    """
-
-    models: tuple[Ref[Weights], ...] = ()
-    aggregator: Weights | None = None
-    momentum: Tensor | None = None
-    second: Tensor | None = None
+    models: tuple[Ref[Weights], ...] = ()  # the clients' models
+    aggregator: Weights | None = None  # the aggregator after the last round
+    momentum: Tensor | None = None  # first moment of the server's optimiser
+    second: Tensor | None = None  # second moment of the server's optimiser
 
 
 @dataclass(frozen=True)

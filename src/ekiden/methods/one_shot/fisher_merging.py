@@ -28,15 +28,10 @@ from ekiden.training.weights import Layer, Layout
 
 
 class DiagonalInformed(NamedTuple):
-    """What a client sends.
+    """What a client sends."""
 
-    Attributes:
-        trained: its model, and n_k if the average needs it.
-        fisher: (P,) the diagonal of the Fisher information at its model.
-    """
-
-    trained: Trained
-    fisher: Tensor
+    trained: Trained  # its model, and n_k if the average needs it
+    fisher: Tensor  # (P,) the diagonal of the Fisher information at its model
 
 
 @dataclass(frozen=True)

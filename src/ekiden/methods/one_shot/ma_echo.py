@@ -40,17 +40,12 @@ from ekiden.training.weights import Layer, Layout
 
 
 class Contribution(NamedTuple):
-    """What a client sends.
+    """What a client sends."""
 
-    Attributes:
-        model: its trained model.
-        projectors: one for each linear and convolutional layer but the classifier: P (d, d), or F (d, k) with P ≈ F Fᵀ.
-        owns: (K,) bool, the classes of which it has more than one sample.
-    """
-
-    model: Weights
+    model: Weights  # its trained model
+    # one for each linear and convolutional layer but the classifier: P (d, d), or F (d, k) with P ≈ F Fᵀ
     projectors: list[Tensor]
-    owns: Tensor
+    owns: Tensor  # (K,) bool, the classes of which it has more than one sample
 
 
 @dataclass(frozen=True)

@@ -20,15 +20,11 @@ _UNSEEN = 1e-6
 
 
 class WithGrams(NamedTuple):
-    """What a client sends.
+    """What a client sends."""
 
-    Attributes:
-        trained: its model, and n_k if the average needs it.
-        grams: the lower half of G = XᵀX of each linear and convolutional layer that was trained, a mean over samples;
-            only its diagonal if α = 0.
-    """
-
-    trained: Trained
+    trained: Trained  # its model, and n_k if the average needs it
+    # the lower half of G = XᵀX of each linear and convolutional layer that was trained, a mean over samples; only its
+    # diagonal if α = 0
     grams: list[Tensor]
 
 

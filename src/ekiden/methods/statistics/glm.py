@@ -55,30 +55,22 @@ class Fitting(State):
 
 
 class Estimated(Linear):
-    """A linear network with the covariances of its coefficients.
+    """A linear network with the covariances of its coefficients."""
 
-    Attributes:
-        family: which regression.
-        covariance: (G, S, S), for columns as they enter and targets as they leave the network.
-        samples: n.
-        rates: mean and standard deviation of each target of Poisson regression; the network gives standardised numbers.
-        times: of the baseline hazard of Cox regression.
-        hazard: (T,) the cumulative hazard at these times where the network gives 0; 0 if it is not told.
-    """
-
-    covariance: Tensor
-    samples: Tensor
+    covariance: Tensor  # (G, S, S), for columns as they enter and targets as they leave the network
+    samples: Tensor  # n
+    # mean and standard deviation of each target of Poisson regression; the network gives standardised numbers
     rates: Tensor
-    hazard: Tensor
+    hazard: Tensor  # (T,) the cumulative hazard at these times where the network gives 0; 0 if it is not told
 
     def __init__(self, base: Linear, family: Family, outputs: int, task: Task, times: tuple[float, ...] = ()) -> None:
         super().__init__(base.features, base.names, outputs)
-        self.family = family
+        self.family = family  # which regression
         count, each = groups(family, outputs)
         size = each * (len(base.names) + 1)
         self.register_buffer("covariance", torch.zeros(count, size, size))
         self.register_buffer("samples", torch.zeros((), dtype=torch.int64))
-        self.times = times
+        self.times = times  # of the baseline hazard of Cox regression
         if times:
             self.register_buffer("hazard", torch.zeros(len(times)))
         scale = (task.mean, task.std) if isinstance(task, Regression) else ((0.0,), (1.0,))

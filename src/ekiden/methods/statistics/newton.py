@@ -28,23 +28,14 @@ _EQUAL = 2**10  # difference of two likelihoods that may be due to rounding
 
 @dataclass(frozen=True, eq=False)
 class Derivatives:
-    """Sums over samples, in units of 2^-28. There are G groups of S coefficients; those of a group are correlated.
+    """Sums over samples, in units of 2^-28. There are G groups of S coefficients; those of a group are correlated."""
 
-    Attributes:
-        gradient: (G, S) int64, of the log-likelihood.
-        hessian: (G, S(S + 1)/2) int64, of the negative log-likelihood, the upper triangle row by row.
-        squares: (G,) int64, Σ y² for linear regression, Σ t exp(η) for Cox regression.
-        hazard: (2, T) int64, for Cox regression events and exposure between T times; see `curves.hazard_counts`.
-        likelihood: of all groups, up to a constant.
-        samples: n.
-    """
-
-    gradient: Tensor
-    hessian: Tensor
-    squares: Tensor
-    hazard: Tensor
-    likelihood: int
-    samples: int
+    gradient: Tensor  # (G, S) int64, of the log-likelihood
+    hessian: Tensor  # (G, S(S + 1)/2) int64, of the negative log-likelihood, the upper triangle row by row
+    squares: Tensor  # (G,) int64, Σ y² for linear regression, Σ t exp(η) for Cox regression
+    hazard: Tensor  # (2, T) int64, for Cox regression events and exposure between T times; see `curves.hazard_counts`
+    likelihood: int  # of all groups, up to a constant
+    samples: int  # n
 
     def __post_init__(self) -> None:
         """Check what may come from another party."""
@@ -80,31 +71,20 @@ class Derivatives:
 
 
 class Coefficients(NamedTuple):
-    """Where the next derivatives are taken.
+    """Where the next derivatives are taken."""
 
-    Attributes:
-        values: (G, S) float64.
-        step: (G, S) float64, the last step.
-        likelihood: before that step, in units of 2^-28.
-    """
-
-    values: Tensor
-    step: Tensor
-    likelihood: int
+    values: Tensor  # (G, S) float64
+    step: Tensor  # (G, S) float64, the last step
+    likelihood: int  # before that step, in units of 2^-28
 
 
 class Solution(NamedTuple):
-    """What follows from the last totals.
+    """What follows from the last totals."""
 
-    Attributes:
-        values: (G, S) float64.
-        covariance: (G, S, S) float64, of the estimates; 0 for coefficients that no sample has.
-        hazard: (T,) float64, for Cox regression the cumulative hazard at the times where the linear predictor, its
-            constant included, is 0; 0 at times after fewer than 5 events.
-    """
-
-    values: Tensor
-    covariance: Tensor
+    values: Tensor  # (G, S) float64
+    covariance: Tensor  # (G, S, S) float64, of the estimates; 0 for coefficients that no sample has
+    # (T,) float64, for Cox regression the cumulative hazard at the times where the linear predictor, its constant
+    # included, is 0; 0 at times after fewer than 5 events
     hazard: Tensor
 
 

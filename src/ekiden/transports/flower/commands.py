@@ -43,15 +43,11 @@ _SUPERLINK = "ekiden.transports.flower.superlink"
 
 @dataclass(frozen=True)
 class Security:
-    """How to authenticate the SuperLink.
+    """How to authenticate the SuperLink."""
 
-    Attributes:
-        certificate: PEM file of the authority that signed its certificate; None trusts the system's authorities.
-        insecure: use no TLS.
-    """
-
+    # PEM file of the authority that signed its certificate; None trusts the system's authorities
     certificate: Path | None = None
-    insecure: bool = False
+    insecure: bool = False  # use no TLS
 
     def flags(self) -> list[str]:
         """Return the flags for Flower's commands."""

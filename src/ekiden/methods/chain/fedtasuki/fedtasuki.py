@@ -47,19 +47,12 @@ from ekiden.training.weights import Layer
 
 
 class TeacherHandoff(NamedTuple):
-    """What a client hands to the next one.
+    """What a client hands to the next one."""
 
-    Attributes:
-        model: the model as trained so far.
-        seen: N, the number of training samples that it was trained on.
-        statistics: class statistics of these samples' features, if `statistics` is set.
-        inputs: their mean input of each class, if `recall` is set.
-    """
-
-    model: Weights
-    seen: int
-    statistics: ClassStatistics | None = None
-    inputs: ClassInputs | None = None
+    model: Weights  # the model as trained so far
+    seen: int  # N, the number of training samples that it was trained on
+    statistics: ClassStatistics | None = None  # class statistics of these samples' features, if `statistics` is set
+    inputs: ClassInputs | None = None  # their mean input of each class, if `recall` is set
 
 
 @dataclass(frozen=True)

@@ -17,19 +17,12 @@ _GRID = 8  # most cells along a side of a mean image: on CIFAR-10 32 gained noth
 
 
 class ClassStatistics(NamedTuple):
-    """A Gaussian for each class, all with the covariance D + F Fᵀ.
+    """A Gaussian for each class, all with the covariance D + F Fᵀ."""
 
-    Attributes:
-        counts: (K,) int64, number of samples.
-        means: (K, A) of their features; zeros for a class without samples.
-        diagonal: (A,) D, the part of the variances that F leaves.
-        factor: (A, r) F, the leading directions within classes.
-    """
-
-    counts: Tensor
-    means: Tensor
-    diagonal: Tensor
-    factor: Tensor
+    counts: Tensor  # (K,) int64, number of samples
+    means: Tensor  # (K, A) of their features; zeros for a class without samples
+    diagonal: Tensor  # (A,) D, the part of the variances that F leaves
+    factor: Tensor  # (A, r) F, the leading directions within classes
 
     def moments(self, classes: int, features: int) -> "ClassMoments":
         """Return the statistics as full matrices."""
@@ -46,17 +39,11 @@ class ClassStatistics(NamedTuple):
 
 
 class ClassMoments(NamedTuple):
-    """Class statistics for computing, in double precision.
+    """Class statistics for computing, in double precision."""
 
-    Attributes:
-        counts: (K,).
-        means: (K, A).
-        covariance: (A, A), the covariance within classes, a mean over all samples.
-    """
-
-    counts: Tensor
-    means: Tensor
-    covariance: Tensor
+    counts: Tensor  # (K,)
+    means: Tensor  # (K, A)
+    covariance: Tensor  # (A, A), the covariance within classes, a mean over all samples
 
     def moved(self, before: Tensor, after: Tensor) -> "ClassMoments":
         """Return the statistics of moved features, by the linear map that best takes `before` to `after` (n, A).
@@ -131,15 +118,10 @@ def size(classes: int, features: int, rank: int) -> int:
 
 
 class ClassInputs(NamedTuple):
-    """The number of samples of each class, and their mean input.
+    """The number of samples of each class, and their mean input."""
 
-    Attributes:
-        counts: (K,) int64.
-        means: (K, C, h, w) for images, averaged over the cells of a grid; (K, d) for other samples; zeros if none.
-    """
-
-    counts: Tensor
-    means: Tensor
+    counts: Tensor  # (K,) int64
+    means: Tensor  # (K, C, h, w) for images, averaged over the cells of a grid; (K, d) for other samples; zeros if none
 
     def on_cpu(self) -> "ClassInputs":
         """Return the same means on the CPU, where `measure` puts its result."""

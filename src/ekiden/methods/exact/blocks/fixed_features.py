@@ -180,15 +180,10 @@ def _short(value: object) -> str:
 
 
 class ShortColumns(NamedTuple):
-    """A matrix of which each column counts in a unit of its own.
+    """A matrix of which each column counts in a unit of its own."""
 
-    Attributes:
-        counts: (D, C) int8 or int16.
-        units: (C,) float32.
-    """
-
-    counts: Tensor
-    units: Tensor
+    counts: Tensor  # (D, C) int8 or int16
+    units: Tensor  # (C,) float32
 
     @classmethod
     def of(cls, matrix: Tensor, kind: torch.dtype = torch.int16) -> "ShortColumns":
@@ -209,21 +204,13 @@ class ShortColumns(NamedTuple):
 
 @dataclass(frozen=True)
 class Room:
-    """What a client may hand on.
+    """What a client may hand on."""
 
-    Attributes:
-        width: D, where the user chose it; 0: as many features as fit into the bytes.
-        text: the bytes as the user wrote them: M, a share of M, or a size.
-        model: M, bytes of a model of the user's network.
-        sums: the bytes of all sums over so many features.
-        seeded: whether nobody settles the features, so that no values of theirs travel.
-    """
-
-    width: int
-    text: str
-    model: int
-    sums: Callable[[int], int]
-    seeded: bool = False
+    width: int  # D, where the user chose it; 0: as many features as fit into the bytes
+    text: str  # the bytes as the user wrote them: M, a share of M, or a size
+    model: int  # M, bytes of a model of the user's network
+    sums: Callable[[int], int]  # the bytes of all sums over so many features
+    seeded: bool = False  # whether nobody settles the features, so that no values of theirs travel
 
     @property
     def bytes(self) -> int:

@@ -21,19 +21,12 @@ _DRAWS = 4_000_000  # most numbers drawn for a temperature
 
 
 class Head(NamedTuple):
-    """A linear head of standardised features z: scores = weight z + bias.
+    """A linear head of standardised features z: scores = weight z + bias."""
 
-    Attributes:
-        weight: (K, D) float64.
-        bias: (K,) float64.
-        penalty: λ/n of ridge regression; 0 for other heads.
-        freedom: df/n, its effective parameters for each sample; 0 for other heads.
-    """
-
-    weight: Tensor
-    bias: Tensor
-    penalty: float = 0.0
-    freedom: float = 0.0
+    weight: Tensor  # (K, D) float64
+    bias: Tensor  # (K,) float64
+    penalty: float = 0.0  # λ/n of ridge regression; 0 for other heads
+    freedom: float = 0.0  # df/n, its effective parameters for each sample; 0 for other heads
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,30 +35,19 @@ class Moments:
 
     The targets of classification are one-hot. Then `targets` and `powers` are the numbers of samples of each class, and
     `products` the sums over the samples of each class.
-
-    Attributes:
-        n: number of samples.
-        mean: (D,) μ.
-        scale: (D,) 1/σ, or 0.
-        scatter: (D, D) Σ zzᵀ.
-        total: (D,) Σ z.
-        products: (K, D) Σ yzᵀ.
-        targets: (K,) Σ y.
-        powers: (K,) Σ y².
-        noise: λ/n below which ridge regression would answer to the rounding of Σ zzᵀ.
-        rule: λ/n that follows from the noise of differential privacy; 0 without it. Features are then centred: the mean
-            of each sample's features was subtracted from them.
     """
 
-    n: float
-    mean: Tensor
-    scale: Tensor
-    scatter: Tensor
-    total: Tensor
-    products: Tensor
-    targets: Tensor
-    powers: Tensor
-    noise: float = 0.0
+    n: float  # number of samples
+    mean: Tensor  # (D,) μ
+    scale: Tensor  # (D,) 1/σ, or 0
+    scatter: Tensor  # (D, D) Σ zzᵀ
+    total: Tensor  # (D,) Σ z
+    products: Tensor  # (K, D) Σ yzᵀ
+    targets: Tensor  # (K,) Σ y
+    powers: Tensor  # (K,) Σ y²
+    noise: float = 0.0  # λ/n below which ridge regression would answer to the rounding of Σ zzᵀ
+    # λ/n that follows from the noise of differential privacy; 0 without it. Features are then centred: the mean of each
+    # sample's features was subtracted from them.
     rule: float = 0.0
 
     @property

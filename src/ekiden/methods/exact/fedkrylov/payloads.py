@@ -22,13 +22,9 @@ _ENTRY = 1e30  # more than any sum of these features
 
 
 class WholeColumns(NamedTuple):
-    """A matrix of whole numbers, which add up exactly.
+    """A matrix of whole numbers, which add up exactly."""
 
-    Attributes:
-        values: (D, C) int64.
-    """
-
-    values: Tensor
+    values: Tensor  # (D, C) int64
 
     def matrix(self) -> Tensor:
         """(D, C) float64."""
@@ -81,17 +77,11 @@ def _check_doubles(tensors: tuple[Tensor, ...], shapes: tuple[tuple[int, ...], .
 
 
 class Labels(NamedTuple):
-    """Sums over the targets y (K,) of some samples; float64, or int64 if targets are counted in steps.
+    """Sums over the targets y (K,) of some samples; float64, or int64 if targets are counted in steps."""
 
-    Attributes:
-        samples: their number.
-        targets: (K,) Σ y.
-        powers: (K,) Σ y².
-    """
-
-    samples: int
-    targets: Tensor
-    powers: Tensor
+    samples: int  # their number
+    targets: Tensor  # (K,) Σ y
+    powers: Tensor  # (K,) Σ y²
 
     @classmethod
     def of(cls, y: Tensor) -> "Labels":
@@ -131,29 +121,18 @@ class Labels(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """What the first client decides about the features.
+    """What the first client decides about the features."""
 
-    Attributes:
-        settled: their values; see `WholeFeatures.tell`.
-        centre: (D,) int8, c̃, its mean features, rounded; φ̃ = φ - c̃.
-    """
-
-    settled: Settled
-    centre: Tensor
+    settled: Settled  # their values; see `WholeFeatures.tell`
+    centre: Tensor  # (D,) int8, c̃, its mean features, rounded; φ̃ = φ - c̃
 
 
 class OpeningSums(NamedTuple):
-    """What a client hands on in the first lap.
+    """What a client hands on in the first lap."""
 
-    Attributes:
-        sums: (D, K + 2): Σ φ̃yᵀ, Σ φ̃ and Σ φ̃² over the training samples of all clients so far.
-        labels: of the same samples.
-        held: of the validation samples of all clients so far.
-    """
-
-    sums: Columns
-    labels: Labels
-    held: Labels
+    sums: Columns  # (D, K + 2): Σ φ̃yᵀ, Σ φ̃ and Σ φ̃² over the training samples of all clients so far
+    labels: Labels  # of the same samples
+    held: Labels  # of the validation samples of all clients so far
 
     def plus(self, other: "OpeningSums") -> "OpeningSums":
         """Return the sums over the samples of both."""
@@ -181,16 +160,11 @@ class HeldAnswers(NamedTuple):
     """Sums over validation samples with answers f_t = U_tᵀφ̃ to the directions so far, of which U is the last.
 
     They are float64, or int64 if answers are counted in `answer_step`.
-
-    Attributes:
-        inner: (R, t·R) Σ f fᵢᵀ with all directions so far, i = 1 to t.
-        products: (R, K) Σ f yᵀ.
-        total: (R,) Σ f.
     """
 
-    inner: Tensor
-    products: Tensor
-    total: Tensor
+    inner: Tensor  # (R, t·R) Σ f fᵢᵀ with all directions so far, i = 1 to t
+    products: Tensor  # (R, K) Σ f yᵀ
+    total: Tensor  # (R,) Σ f
 
     def plus(self, other: "HeldAnswers") -> "HeldAnswers":
         """Return the sums over the samples of both."""
@@ -198,15 +172,10 @@ class HeldAnswers(NamedTuple):
 
 
 class Multiplied(NamedTuple):
-    """What a client hands on in a later lap.
+    """What a client hands on in a later lap."""
 
-    Attributes:
-        sums: (D, R) Σ φ̃φ̃ᵀU over the training samples of all clients so far.
-        held: of their validation samples.
-    """
-
-    sums: Columns
-    held: HeldAnswers
+    sums: Columns  # (D, R) Σ φ̃φ̃ᵀU over the training samples of all clients so far
+    held: HeldAnswers  # of their validation samples
 
     def plus(self, other: "Multiplied") -> "Multiplied":
         """Return the sums over the samples of both."""
@@ -239,19 +208,12 @@ class Multiplied(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What a client keeps between laps; only the first one keeps totals.
+    """What a client keeps between laps; only the first one keeps totals."""
 
-    Attributes:
-        chosen: what the first client decided about the features.
-        directions: (D, R) int8, U of each lap.
-        opening: the totals of the first lap.
-        laps: the totals of the later ones.
-    """
-
-    chosen: Chosen
-    directions: tuple[Tensor, ...] = ()
-    opening: OpeningSums | None = None
-    laps: tuple[Multiplied, ...] = ()
+    chosen: Chosen  # what the first client decided about the features
+    directions: tuple[Tensor, ...] = ()  # (D, R) int8, U of each lap
+    opening: OpeningSums | None = None  # the totals of the first lap
+    laps: tuple[Multiplied, ...] = ()  # the totals of the later ones
 
 
 @dataclass(frozen=True)

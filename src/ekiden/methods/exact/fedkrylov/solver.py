@@ -19,19 +19,12 @@ _TINY = 1e-10  # directions shorter than this share of the longest are left out
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Ridge regression of targets y on z = (φ̃ - μ)/σ, as the first lap tells it; float64.
+    """Ridge regression of targets y on z = (φ̃ - μ)/σ, as the first lap tells it; float64."""
 
-    Attributes:
-        mean: (D,) μ, counted from c̃.
-        scale: (D,) 1/σ, or 0.
-        products: (D, K) b = Σ zyᵀ.
-        labels: of all training samples.
-    """
-
-    mean: Tensor
-    scale: Tensor
-    products: Tensor
-    labels: Labels
+    mean: Tensor  # (D,) μ, counted from c̃
+    scale: Tensor  # (D,) 1/σ, or 0
+    products: Tensor  # (D, K) b = Σ zyᵀ
+    labels: Labels  # of all training samples
 
     @classmethod
     def of(cls, sums: Tensor, labels: Labels) -> "Problem":
@@ -47,21 +40,13 @@ class Problem:
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """All that is known about the span of the directions V = σU in the space of z.
+    """All that is known about the span of the directions V = σU in the space of z."""
 
-    Attributes:
-        problem: the regression.
-        directions: (D, m) U of all laps, side by side.
-        images: (D, m) Σ φ̃φ̃ᵀU.
-        held: sums of each lap over validation samples.
-        held_labels: of these samples.
-    """
-
-    problem: Problem
-    directions: Tensor
-    images: Tensor
-    held: Sequence[HeldAnswers]
-    held_labels: Labels
+    problem: Problem  # the regression
+    directions: Tensor  # (D, m) U of all laps, side by side
+    images: Tensor  # (D, m) Σ φ̃φ̃ᵀU
+    held: Sequence[HeldAnswers]  # sums of each lap over validation samples
+    held_labels: Labels  # of these samples
 
     @cached_property
     def shift(self) -> Tensor:

@@ -164,15 +164,10 @@ def thin(projector: Tensor) -> Tensor:
 
 
 class Factors(NamedTuple):
-    """The Fisher information A ⊗ B of one linear or convolutional layer with T positions (1, if it is linear).
+    """The Fisher information A ⊗ B of one linear or convolutional layer with T positions (1, if it is linear)."""
 
-    Attributes:
-        inputs: (d, d) A, the mean over samples of Σ_t x_t x_tᵀ / T².
-        outputs: (o, o) B, the mean over samples of T·Σ_t g_t g_tᵀ, g being the gradients at the layer's output.
-    """
-
-    inputs: Tensor
-    outputs: Tensor
+    inputs: Tensor  # (d, d) A, the mean over samples of Σ_t x_t x_tᵀ / T²
+    outputs: Tensor  # (o, o) B, the mean over samples of T·Σ_t g_t g_tᵀ, g being the gradients at the layer's output
 
 
 class _LayerSeen(NamedTuple):

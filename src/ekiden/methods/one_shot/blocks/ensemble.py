@@ -16,14 +16,9 @@ Rule = Literal["logits", "probabilities", "majority", "class-wise", "counts"]
 
 
 class EnsembleModel(nn.Module):
-    """N networks whose answers are combined by a rule. Its weights are those of all members, one after the other.
+    """N networks whose answers are combined by a rule. Its weights are those of all members, one after the other."""
 
-    Attributes:
-        members: the networks.
-        counts: (N, K) class counts, or 1 for owned classes and 0 for others; unused by the first three rules.
-    """
-
-    counts: Tensor
+    counts: Tensor  # (N, K) class counts, or 1 for owned classes and 0 for others; unused by the first three rules
 
     def __init__(self, members: Sequence[nn.Module], classes: int, rule: Rule) -> None:
         super().__init__()
@@ -31,7 +26,7 @@ class EnsembleModel(nn.Module):
             raise UserError("an ensemble needs at least one model")
         if rule not in get_args(Rule):
             raise unknown("rule", rule, get_args(Rule))
-        self.members = nn.ModuleList(members)
+        self.members = nn.ModuleList(members)  # the networks
         self.rule = rule
         self.register_buffer("counts", torch.ones(len(members), classes))
 

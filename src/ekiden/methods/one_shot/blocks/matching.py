@@ -20,34 +20,21 @@ _ATOMS = 700
 
 
 class Prior(NamedTuple):
-    """The prior of atoms, before any unit is seen.
+    """The prior of atoms, before any unit is seen."""
 
-    Attributes:
-        mean: (D,) μ0.
-        precision: (D,) 1/σ0².
-    """
-
-    mean: Tensor
-    precision: Tensor
+    mean: Tensor  # (D,) μ0
+    precision: Tensor  # (D,) 1/σ0²
 
 
 @dataclass(frozen=True)
 class Process(Checked):
-    """The model, and how it is searched.
+    """The model, and how it is searched."""
 
-    Attributes:
-        gamma: γ, mass of the process: larger values give more new atoms.
-        sigma: σ², variance of a client's units around their atoms.
-        sigma0: σ0², variance of the atoms.
-        bias: prior mean of biases; the prior mean of weights is 0.
-        sweeps: how often every client is matched again.
-    """
-
-    gamma: Positive
-    sigma: Positive = 1.0
-    sigma0: Positive = 1.0
-    bias: float = 0.1
-    sweeps: CountOrZero = 5
+    gamma: Positive  # γ, mass of the process: larger values give more new atoms
+    sigma: Positive = 1.0  # σ², variance of a client's units around their atoms
+    sigma0: Positive = 1.0  # σ0², variance of the atoms
+    bias: float = 0.1  # prior mean of biases; the prior mean of weights is 0
+    sweeps: CountOrZero = 5  # how often every client is matched again
 
     def prior(self, weights: int, biases: int, more: int = 0) -> Prior:
         """Return the prior of vectors of this many weights, then biases, then weights again."""
@@ -57,17 +44,11 @@ class Process(Checked):
 
 
 class Atoms(NamedTuple):
-    """Global units, given the units that are assigned to them.
+    """Global units, given the units that are assigned to them."""
 
-    Attributes:
-        total: (L, D) sum of prior and units, each times its precision.
-        precision: (L, D) sum of the precisions.
-        members: (L,) number of units.
-    """
-
-    total: Tensor
-    precision: Tensor
-    members: Tensor
+    total: Tensor  # (L, D) sum of prior and units, each times its precision
+    precision: Tensor  # (L, D) sum of the precisions
+    members: Tensor  # (L,) number of units
 
     @property
     def mode(self) -> Tensor:
@@ -76,15 +57,10 @@ class Atoms(NamedTuple):
 
 
 class Matching(NamedTuple):
-    """The result of matching.
+    """The result of matching."""
 
-    Attributes:
-        units: for each client (L_j,) int64, the atom of each of its units.
-        atoms: (L, D) the values of the atoms.
-    """
-
-    units: list[Tensor]
-    atoms: Tensor
+    units: list[Tensor]  # for each client (L_j,) int64, the atom of each of its units
+    atoms: Tensor  # (L, D) the values of the atoms
 
 
 def match(

@@ -62,17 +62,11 @@ class SampleGenerator(nn.Module):
 
 @dataclass(frozen=True)
 class Distilled(State):
-    """Where the server stands.
+    """Where the server stands."""
 
-    Attributes:
-        teachers: the clients' models.
-        pool: all synthetic samples so far: images as bytes, others as they are.
-        momentum: (P,) of the student's optimiser.
-    """
-
-    teachers: tuple[Weights, ...] = ()
-    pool: Tensor | None = None
-    momentum: Tensor | None = None
+    teachers: tuple[Weights, ...] = ()  # the clients' models
+    pool: Tensor | None = None  # all synthetic samples so far: images as bytes, others as they are
+    momentum: Tensor | None = None  # (P,) of the student's optimiser
 
 
 def synthesise(

@@ -17,17 +17,11 @@ from ekiden.authoring import OwnSamples, UserError
 
 @dataclass(frozen=True, eq=False)
 class ClassGaussians:
-    """Mean and covariance of the features of each class.
+    """Mean and covariance of the features of each class."""
 
-    Attributes:
-        counts: (K,) int32, samples.
-        means: (K, A) float32; zeros for a class without samples.
-        covariances: (K, A(A + 1)/2) float32, upper triangles of (1/n) Σ (h - μ)(h - μ)ᵀ.
-    """
-
-    counts: Annotated[Tensor, OwnSamples]
-    means: Tensor
-    covariances: Tensor
+    counts: Annotated[Tensor, OwnSamples]  # (K,) int32, samples
+    means: Tensor  # (K, A) float32; zeros for a class without samples
+    covariances: Tensor  # (K, A(A + 1)/2) float32, upper triangles of (1/n) Σ (h - μ)(h - μ)ᵀ
 
     def __post_init__(self) -> None:
         """Check what may come from another party."""

@@ -18,17 +18,12 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class Adapter(nn.Module):
-    """A 1x1 convolution over maps (b, C, h, w), a linear layer over vectors (b, C).
-
-    Attributes:
-        weight: (C', C).
-        bias: (C',).
-    """
+    """A 1x1 convolution over maps (b, C, h, w), a linear layer over vectors (b, C)."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(outputs, inputs))
-        self.bias = nn.Parameter(torch.empty(outputs))
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))  # (C', C)
+        self.bias = nn.Parameter(torch.empty(outputs))  # (C',)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -42,17 +37,12 @@ class Adapter(nn.Module):
 
 
 class Stage(nn.Module):
-    """One client's block and the adapter before it.
-
-    Attributes:
-        adapter: from the channels of all clients to those that the block reads; None: their mean.
-        block: layers of the extractor.
-    """
+    """One client's block and the adapter before it."""
 
     def __init__(self, block: nn.Module, adapter: Adapter | None = None) -> None:
         super().__init__()
-        self.adapter = adapter
-        self.block = block
+        self.adapter = adapter  # from the channels of all clients to those that the block reads; None: their mean
+        self.block = block  # layers of the extractor
 
     def forward(self, parts: Sequence[Tensor]) -> Tensor:
         """Return features (b, C', ...) from those of every client in the level before, each (b, C, ...)."""
@@ -62,19 +52,15 @@ class Stage(nn.Module):
 
 
 class Fused(nn.Module):
-    """Levels of stages; each stage reads the outputs of all stages of the level before.
-
-    Attributes:
-        levels: the levels, from the input on; a level has one stage per client, or only the owner's.
-        heads: one classifier per stage of the last level, with logits averaged, or one classifier that reads their sum.
-        frozen: number of levels that are not trained and keep their statistics.
-    """
+    """Levels of stages; each stage reads the outputs of all stages of the level before."""
 
     def __init__(self, levels: Sequence[Sequence[Stage]], heads: Sequence[nn.Module], frozen: int = 0) -> None:
         super().__init__()
+        # the levels, from the input on; a level has one stage per client, or only the owner's
         self.levels = nn.ModuleList(nn.ModuleList(level) for level in levels)
+        # one classifier per stage of the last level, with logits averaged, or one classifier that reads their sum
         self.heads = nn.ModuleList(heads)
-        self.frozen = frozen
+        self.frozen = frozen  # number of levels that are not trained and keep their statistics
         self.levels[:frozen].requires_grad_(False)
 
     def train(self, mode: bool = True) -> "Fused":

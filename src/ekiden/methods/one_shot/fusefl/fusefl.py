@@ -39,30 +39,19 @@ STEPS = 64  # widths that are tried, as shares of the network's
 
 
 class KeptBlocks(NamedTuple):
-    """What a client keeps.
+    """What a client keeps."""
 
-    Attributes:
-        levels: the fused blocks so far, of all clients in their order.
-        blocks: its own blocks after these.
-        head: its own classifier.
-    """
-
-    levels: list[list[Weights]]
-    blocks: list[Weights]
-    head: Weights
+    levels: list[list[Weights]]  # the fused blocks so far, of all clients in their order
+    blocks: list[Weights]  # its own blocks after these
+    head: Weights  # its own classifier
 
 
 @dataclass(frozen=True)
 class Levels(State):
-    """The state of the run.
+    """The state of the run."""
 
-    Attributes:
-        seed: seed of the clients' common thin network.
-        sent: for each round, each client's block with the adapter before it.
-    """
-
-    seed: int = 0
-    sent: tuple[tuple[Ref[Weights], ...], ...] = ()
+    seed: int = 0  # seed of the clients' common thin network
+    sent: tuple[tuple[Ref[Weights], ...], ...] = ()  # for each round, each client's block with the adapter before it
 
 
 @dataclass(frozen=True)
@@ -283,15 +272,10 @@ class FuseFL(Method):
 
 @dataclass(frozen=True)
 class Through(Objective):
-    """A loss behind frozen blocks of so many clients, each of which is a pass forward.
-
-    Attributes:
-        loss: the loss.
-        columns: stages of the first level.
-    """
+    """A loss behind frozen blocks of so many clients, each of which is a pass forward."""
 
     loss: Objective
-    columns: int
+    columns: int  # stages of the first level
 
     def further(self, batch: int) -> Work:
         """Count the passes in addition to the first."""

@@ -17,13 +17,9 @@ _PROBE = 60.0
 
 @dataclass(frozen=True)
 class Lost:
-    """A message that will get no answer.
+    """A message that will get no answer."""
 
-    Attributes:
-        why: the reason, one line.
-    """
-
-    why: str
+    why: str  # the reason, one line
 
 
 class SealingKey(NamedTuple):
@@ -54,39 +50,25 @@ class Post(Protocol):
 
 @dataclass(frozen=True)
 class Crossing:
-    """A message from SuperLink to silo and its answer: a row of network.jsonl.
+    """A message from SuperLink to silo and its answer: a row of network.jsonl."""
 
-    Attributes:
-        client: the silo.
-        kind: task, value, evaluate or status.
-        sent: bytes to the silo.
-        received: bytes from it.
-        engine: bytes that Flower put around both.
-        waited: seconds for which the silo was away in between.
-    """
-
-    client: str
-    kind: str
-    sent: int
-    received: int
-    engine: int = 0
-    waited: float = 0.0
+    client: str  # the silo
+    kind: str  # task, value, evaluate or status
+    sent: int  # bytes to the silo
+    received: int  # bytes from it
+    engine: int = 0  # bytes that Flower put around both
+    waited: float = 0.0  # seconds for which the silo was away in between
 
 
 @dataclass
 class Patience:
-    """How long to wait for silos that do not answer.
+    """How long to wait for silos that do not answer."""
 
-    Attributes:
-        seconds: time since the last sign of life after which a client counts as missing.
-        poll: longest time in seconds between two looks at the post. It begins at a tenth, so that a quick answer is
-            seen at once.
-        absent: what to do about a missing client: wait without end, skip it, or stop the run.
-    """
-
-    seconds: float = 3600.0
+    seconds: float = 3600.0  # time since the last sign of life after which a client counts as missing
+    # longest time in seconds between two looks at the post. It begins at a tenth, so that a quick answer is seen at
+    # once.
     poll: float = 1.0
-    absent: Absent = "stop"
+    absent: Absent = "stop"  # what to do about a missing client: wait without end, skip it, or stop the run
 
     def pause(self, since: float) -> float:
         """Return the seconds until the next look for an answer awaited since then: a fortieth of the time so far."""

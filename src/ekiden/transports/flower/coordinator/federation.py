@@ -30,21 +30,13 @@ Port: TypeAlias = Annotated[int, Range(least=1, most=65535)]
 
 @dataclass(frozen=True)
 class Federation(Checked):
-    """A coordinator's side of a federation.
+    """A coordinator's side of a federation."""
 
-    Attributes:
-        folder: holds certificates, the SuperLink's database, `keys/NAME.pub`, and `silos/NAME` to give to each silo.
-        host: name or IP address at which silos reach the SuperLink.
-        port: port for silos only.
-        control_port: port on loopback, for the coordinator.
-        silos: names of the silos, in the order that methods see.
-    """
-
-    folder: Path
-    host: str
-    port: Port
-    control_port: Port
-    silos: tuple[str, ...]
+    folder: Path  # holds certificates, the SuperLink's database, `keys/NAME.pub`, and `silos/NAME` to give to each silo
+    host: str  # name or IP address at which silos reach the SuperLink
+    port: Port  # port for silos only
+    control_port: Port  # port on loopback, for the coordinator
+    silos: tuple[str, ...]  # names of the silos, in the order that methods see
 
     def __post_init__(self) -> None:
         if not _is_host(self.host):
@@ -156,19 +148,12 @@ def revoke(federation: Federation, names: Iterable[str]) -> Federation:
 
 @dataclass(frozen=True)
 class SiloStatus:
-    """A silo as the SuperLink sees it.
-
-    Attributes:
-        name: its name.
-        fingerprint: of its key.
-        state: connected, away, or never seen by this SuperLink.
-        seen: seconds since its last signed request; None if there was none.
-    """
+    """A silo as the SuperLink sees it."""
 
     name: str
-    fingerprint: str
-    state: Literal["connected", "away", "never"]
-    seen: float | None
+    fingerprint: str  # of its key
+    state: Literal["connected", "away", "never"]  # connected, away, or never seen by this SuperLink
+    seen: float | None  # seconds since its last signed request; None if there was none
 
 
 def status(federation: Federation) -> list[SiloStatus]:

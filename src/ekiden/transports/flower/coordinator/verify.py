@@ -46,17 +46,11 @@ _SHOWN = 120
 
 @dataclass(frozen=True)
 class Unproven:
-    """What a folder reports and signatures do not prove.
+    """What a folder reports and signatures do not prove."""
 
-    Attributes:
-        files: the files that report it; empty if no file does so by itself.
-        names: the fields there; empty means all.
-        why: the reason, in a few words.
-    """
-
-    files: tuple[str, ...]
-    names: tuple[str, ...]
-    why: str
+    files: tuple[str, ...]  # the files that report it; empty if no file does so by itself
+    names: tuple[str, ...]  # the fields there; empty means all
+    why: str  # the reason, in a few words
 
     def __str__(self) -> str:
         names = f" ({', '.join(self.names)})" if self.names else ""
@@ -66,17 +60,11 @@ class Unproven:
 
 @dataclass(frozen=True)
 class Signed:
-    """What silos signed about a run.
+    """What silos signed about a run."""
 
-    Attributes:
-        terms: the terms that they agreed to.
-        hops: the tasks, in order of steps.
-        tallies: the measurements.
-    """
-
-    terms: Agreement
-    hops: tuple[Hop, ...]
-    tallies: tuple[Tally, ...]
+    terms: Agreement  # the terms that they agreed to
+    hops: tuple[Hop, ...]  # the tasks, in order of steps
+    tallies: tuple[Tally, ...]  # the measurements
 
 
 def check_settings(config: Mapping[str, Any], signed: Signed, follows: Mapping[str, Any]) -> Iterator[str]:
@@ -196,18 +184,12 @@ def check_moved(found: Sequence[Transfer], plan: Outline, steps: int) -> Iterato
 
 @dataclass(frozen=True)
 class ReportedModels:
-    """The models of the last state, read from the folder.
+    """The models of the last state, read from the folder."""
 
-    Attributes:
-        digests: digest of each model, the run's own first.
-        results: number of models that are the run's own.
-        consensus: how far the personal models are apart; None if there are none.
-        parameters: number of parameters of the run's own model; None if the method does not change the network.
-    """
-
-    digests: tuple[str, ...]
-    results: int
-    consensus: float | None
+    digests: tuple[str, ...]  # digest of each model, the run's own first
+    results: int  # number of models that are the run's own
+    consensus: float | None  # how far the personal models are apart; None if there are none
+    # number of parameters of the run's own model; None if the method does not change the network
     parameters: int | None
 
 
@@ -440,19 +422,12 @@ MODELS_ONLY = ("consensus", "parameters")
 
 @dataclass(frozen=True)
 class Verdict:
-    """The findings of a check.
+    """The findings of a check."""
 
-    Attributes:
-        hops: signed tasks, in order.
-        wrong: one line for each difference from what was signed.
-        unproven: what the folder reports and signatures cannot prove.
-        result: whether the method says which of the signed values is the result, and the run has ended.
-    """
-
-    hops: tuple[Hop, ...]
-    wrong: tuple[str, ...]
-    unproven: tuple[Unproven, ...]
-    result: bool
+    hops: tuple[Hop, ...]  # signed tasks, in order
+    wrong: tuple[str, ...]  # one line for each difference from what was signed
+    unproven: tuple[Unproven, ...]  # what the folder reports and signatures cannot prove
+    result: bool  # whether the method says which of the signed values is the result, and the run has ended
 
 
 def verify(folder: Path, trusted: Mapping[str, str] | None = None) -> Verdict:

@@ -24,16 +24,12 @@ _SALT = "told.salt"
 
 @dataclass(frozen=True)
 class ToldSums(Checked):
-    """A line of the file.
+    """A line of the file."""
 
-    Attributes:
-        columns: for each column and label, how many rows have a value with this keyed hash (16 bits). Two columns
-            differ in at least as many values as these counts do.
-        times: between which events were counted.
-    """
-
+    # for each column and label, how many rows have a value with this keyed hash (16 bits). Two columns differ in at
+    # least as many values as these counts do.
     columns: Mapping[str, Mapping[str, CountOrZero]]
-    times: tuple[float, ...] = ()
+    times: tuple[float, ...] = ()  # between which events were counted
 
     def apart(self, other: "ToldSums") -> tuple[int, ...]:
         """Return for each column of both by how many values the two differ at least.

@@ -207,27 +207,16 @@ def sizes(folder: Path) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class Agreed:
-    """A run that the silo takes part in.
+    """A run that the silo takes part in."""
 
-    Attributes:
-        file: the silo's own file.
-        client: the silo's samples.
-        terms: terms of the run.
-        worker: executes the run's tasks.
-        sealer: opens and seals for the silo.
-        plan: what the method will ask for if no client is missing; None if that is not known beforehand.
-        admission: limits what the run may ask for.
-        data: fingerprint of the silo's samples, the same as when the run began.
-    """
-
-    file: SiloFile
-    client: ClientData
-    terms: Agreement
-    worker: Worker
-    sealer: Sealer
-    plan: Outline | None
-    admission: Admission
-    data: str
+    file: SiloFile  # the silo's own file
+    client: ClientData  # the silo's samples
+    terms: Agreement  # terms of the run
+    worker: Worker  # executes the run's tasks
+    sealer: Sealer  # opens and seals for the silo
+    plan: Outline | None  # what the method will ask for if no client is missing; None if that is not known beforehand
+    admission: Admission  # limits what the run may ask for
+    data: str  # fingerprint of the silo's samples, the same as when the run began
 
     def plan_without(self, absent: Sequence[Absence]) -> Outline | None:
         """Return what the method asks for without the missing clients."""

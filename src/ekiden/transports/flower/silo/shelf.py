@@ -40,37 +40,23 @@ _DAYS = "days.json"
 
 @dataclass(frozen=True)
 class Done:
-    """How a task ended.
+    """How a task ended."""
 
-    Attributes:
-        digest: digest of the request and the private state before it.
-        size: `wire.size` of the value.
-        forward: samples that went forward.
-        backward: samples that went backward.
-        record: signed record of the task in the chain of custody; empty without a silo key.
-    """
-
-    digest: str
-    size: int
-    forward: int
-    backward: int
-    record: str = ""
+    digest: str  # digest of the request and the private state before it
+    size: int  # `wire.size` of the value
+    forward: int  # samples that went forward
+    backward: int  # samples that went backward
+    record: str = ""  # signed record of the task in the chain of custody; empty without a silo key
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The request that led to an outcome.
+    """The request that led to an outcome."""
 
-    Attributes:
-        digest: digest of the request and the private state before it.
-        given: SHA-256 of the returned value.
-        length: bytes of the request.
-        own: names and lengths of the silo's own values that were arguments; they follow the request in its file.
-    """
-
-    digest: str
-    given: str
-    length: int
+    digest: str  # digest of the request and the private state before it
+    given: str  # SHA-256 of the returned value
+    length: int  # bytes of the request
+    # names and lengths of the silo's own values that were arguments; they follow the request in its file
     own: tuple[tuple[str, int], ...] = ()
 
 
@@ -341,16 +327,11 @@ def drop_old_runs(runs: Path) -> None:
 
 @dataclass(frozen=True)
 class _Days:
-    """The days that the silo has seen.
+    """The days that the silo has seen."""
 
-    Attributes:
-        day: the last one, in days since 1970.
-        days: their number.
-        runs: for each run, when it was last asked for, and how many days had been seen then.
-    """
-
-    day: int = 0
-    days: int = 0
+    day: int = 0  # the last one, in days since 1970
+    days: int = 0  # their number
+    # for each run, when it was last asked for, and how many days had been seen then
     runs: Mapping[str, tuple[float, int]] = field(default_factory=dict)
 
 

@@ -50,17 +50,11 @@ log = logging.getLogger("ekiden")
 
 @dataclass(frozen=True)
 class GivenArguments:
-    """The arguments that a task gets.
+    """The arguments that a task gets."""
 
-    Attributes:
-        args: the arguments.
-        taken: the values among them.
-        own: this silo's own values among them, encoded, by their keys.
-    """
-
-    args: tuple[Any, ...]
-    taken: tuple[Taken, ...]
-    own: Mapping[str, Encoded]
+    args: tuple[Any, ...]  # the arguments
+    taken: tuple[Taken, ...]  # the values among them
+    own: Mapping[str, Encoded]  # this silo's own values among them, encoded, by their keys
 
 
 def gather(
@@ -110,15 +104,10 @@ def gather(
 
 @dataclass(frozen=True)
 class SiloTasks:
-    """Does the tasks of a run.
+    """Does the tasks of a run."""
 
-    Attributes:
-        run: the run that the silo agreed to.
-        shelf: holds what its tasks returned.
-    """
-
-    run: Agreed
-    shelf: Shelf
+    run: Agreed  # the run that the silo agreed to
+    shelf: Shelf  # holds what its tasks returned
 
     def do(self, ask: Ask, body: memoryview, data: bytes) -> bytes:
         """Do a task, or find its earlier outcome; `data` is the complete request."""

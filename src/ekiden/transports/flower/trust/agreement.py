@@ -46,21 +46,13 @@ _METHODS = frozenset(kind.title() + lap for kind in METHODS for lap in ("", LAP)
 
 @dataclass(frozen=True)
 class Revision:
-    """Which run this one replaces, and which client left or joined.
+    """Which run this one replaces, and which client left or joined."""
 
-    Attributes:
-        run: id of the replaced run.
-        terms: digest of its agreement.
-        change: "without" or "with".
-        client: the client that left or joined.
-        release: signature of the client that left: it agrees that sums are formed without it; see `masking`. May be
-            empty.
-    """
-
-    run: str
-    terms: str
-    change: str
-    client: str
+    run: str  # id of the replaced run
+    terms: str  # digest of its agreement
+    change: str  # "without" or "with"
+    client: str  # the client that left or joined
+    # signature of the client that left: it agrees that sums are formed without it; see `masking`. May be empty.
     release: str = ""
 
     def text(self) -> str:
@@ -92,59 +84,35 @@ def revision_in(text: str, clients: Sequence[str]) -> Revision | None:
 
 @dataclass(frozen=True)
 class Agreement:
-    """The terms of a run.
+    """The terms of a run."""
 
-    Attributes:
-        run: id of the run, the same before and after a crash.
-        version: version of Ekiden with a digest of its source, see `code_version`.
-        recipe: what is run.
-        dataset: name of the data set, for the record.
-        data: which of its data sets each silo uses, by the name in its file; empty: the only one.
-        shape: shape of one sample.
-        classes: names of the classes.
-        mean: per channel, subtracted after scaling bytes to [0, 1].
-        std: per channel, divided by.
-        augment: how training batches are augmented.
-        inputs: what the samples are, see `ekiden.data.kinds.terms`.
-        clients: names of the silos, in order.
-        keys: public key of each silo; none if names are not proved.
-        sealed: whether values are sealed for their readers.
-        skips: whether the run continues without silos that do not answer.
-        values: digest of the network's frozen and pretrained values, which each silo has itself; empty if there are
-            none.
-        task: what the labels mean, see `ekiden.data.tasks.terms`.
-        spelling: whether names of classes that are written in several ways are one class (merge) or several (keep).
-        schema: the study's schema, which the data of all silos meet; empty if there is none.
-        revises: the run that this one replaces, as `Revision.text` gives it; empty if there is none.
-        measures: digest of the model that silos measure and do nothing else, under the terms of the run that made it;
-            empty in all other runs.
-        validation: whether they measure it on their validation samples instead of the test samples.
-        by: columns by whose subgroups they also tell about it, as `Division.parse` reads them.
-    """
-
-    run: str
-    version: str
-    recipe: Recipe[Method]
-    dataset: str
-    shape: tuple[Count, ...]
-    classes: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[Positive, ...]
-    augment: Augment
-    inputs: str
-    clients: tuple[str, ...] = ()
-    keys: tuple[str, ...] = ()
-    sealed: bool = False
-    skips: bool = False
+    run: str  # id of the run, the same before and after a crash
+    version: str  # version of Ekiden with a digest of its source, see `code_version`
+    recipe: Recipe[Method]  # what is run
+    dataset: str  # name of the data set, for the record
+    shape: tuple[Count, ...]  # shape of one sample
+    classes: tuple[str, ...]  # names of the classes
+    mean: tuple[float, ...]  # per channel, subtracted after scaling bytes to [0, 1]
+    std: tuple[Positive, ...]  # per channel, divided by
+    augment: Augment  # how training batches are augmented
+    inputs: str  # what the samples are, see `ekiden.data.kinds.terms`
+    clients: tuple[str, ...] = ()  # names of the silos, in order
+    keys: tuple[str, ...] = ()  # public key of each silo; none if names are not proved
+    sealed: bool = False  # whether values are sealed for their readers
+    skips: bool = False  # whether the run continues without silos that do not answer
+    # digest of the network's frozen and pretrained values, which each silo has itself; empty if there are none
     values: str = ""
-    task: str = ""
+    task: str = ""  # what the labels mean, see `ekiden.data.tasks.terms`
+    # whether names of classes that are written in several ways are one class (merge) or several (keep)
     spelling: Spelling = ""
-    schema: str = ""
-    revises: str = ""
+    schema: str = ""  # the study's schema, which the data of all silos meet; empty if there is none
+    revises: str = ""  # the run that this one replaces, as `Revision.text` gives it; empty if there is none
+    # digest of the model that silos measure and do nothing else, under the terms of the run that made it; empty in all
+    # other runs
     measures: str = ""
-    data: str = ""
-    validation: bool = False
-    by: tuple[str, ...] = ()
+    data: str = ""  # which of its data sets each silo uses, by the name in its file; empty: the only one
+    validation: bool = False  # whether they measure it on their validation samples instead of the test samples
+    by: tuple[str, ...] = ()  # columns by whose subgroups they also tell about it, as `Division.parse` reads them
 
     @property
     def method(self) -> str:

@@ -38,66 +38,37 @@ _ROWS = 4096
 
 @dataclass(frozen=True)
 class Taken:
-    """A value that a task used.
+    """A value that a task used."""
 
-    Attributes:
-        owner: the client that gave it.
-        key: its name there.
-        digest: digest of its encoding.
-        size: its `wire.size`, as found by the silo that used it.
-    """
-
-    owner: str
-    key: str
-    digest: str
-    size: int
+    owner: str  # the client that gave it
+    key: str  # its name there
+    digest: str  # digest of its encoding
+    size: int  # its `wire.size`, as found by the silo that used it
 
 
 @dataclass(frozen=True)
 class Hop:
-    """A task that a silo did.
+    """A task that a silo did."""
 
-    Attributes:
-        run: id of the run.
-        terms: digest of its agreement, and so of hyperparameters, training and the silos' keys.
-        method: name of the method.
-        client: the silo that did the task.
-        samples: number of its training samples.
-        validation: number of its validation samples.
-        test: number of its test samples.
-        data: fingerprint of all these samples, see `fingerprint`.
-        step: step of the run.
-        call: number of the task among those of the client in this step.
-        task: name of the task.
-        arguments: digest of the server's arguments, with names in place of values.
-        taken: the values that the task used.
-        given: digest of the value that it returned.
-        size: `wire.size` of that value.
-        model: digest of the model in that value; empty if there is none.
-        forward: samples that went forward through a network.
-        backward: samples that went backward.
-        format: format of the record.
-    """
-
-    run: str
-    terms: str
-    method: str
-    client: str
-    samples: int
-    validation: int
-    test: int
-    data: str
-    step: int
-    call: int
-    task: str
-    arguments: str
-    taken: tuple[Taken, ...]
-    given: str
-    size: int
-    model: str
-    forward: int
-    backward: int
-    format: int = FORMAT
+    run: str  # id of the run
+    terms: str  # digest of its agreement, and so of hyperparameters, training and the silos' keys
+    method: str  # name of the method
+    client: str  # the silo that did the task
+    samples: int  # number of its training samples
+    validation: int  # number of its validation samples
+    test: int  # number of its test samples
+    data: str  # fingerprint of all these samples, see `fingerprint`
+    step: int  # step of the run
+    call: int  # number of the task among those of the client in this step
+    task: str  # name of the task
+    arguments: str  # digest of the server's arguments, with names in place of values
+    taken: tuple[Taken, ...]  # the values that the task used
+    given: str  # digest of the value that it returned
+    size: int  # `wire.size` of that value
+    model: str  # digest of the model in that value; empty if there is none
+    forward: int  # samples that went forward through a network
+    backward: int  # samples that went backward
+    format: int = FORMAT  # format of the record
 
     @property
     def held(self) -> tuple[int, int, int]:
@@ -121,31 +92,18 @@ class Hop:
 
 @dataclass(frozen=True)
 class Tally:
-    """What a silo measured of models on its own test samples.
+    """What a silo measured of models on its own test samples."""
 
-    Attributes:
-        run: id of the run.
-        terms: digest of its agreement.
-        client: the silo that measured.
-        step: number of steps done before the measurement.
-        results: number of models that are the run's, not a client's own; they come first.
-        models: digest of each model.
-        last: whether the run ends with these models.
-        report: what the silo reported, as it left the silo, in base64; see `report.Reported`.
-        data: fingerprint of the silo's samples.
-        format: format of the record.
-    """
-
-    run: str
-    terms: str
-    client: str
-    step: int
-    results: int
-    models: tuple[str, ...]
-    last: bool
-    report: str
-    data: str
-    format: int = FORMAT
+    run: str  # id of the run
+    terms: str  # digest of its agreement
+    client: str  # the silo that measured
+    step: int  # number of steps done before the measurement
+    results: int  # number of models that are the run's, not a client's own; they come first
+    models: tuple[str, ...]  # digest of each model
+    last: bool  # whether the run ends with these models
+    report: str  # what the silo reported, as it left the silo, in base64; see `report.Reported`
+    data: str  # fingerprint of the silo's samples
+    format: int = FORMAT  # format of the record
 
     def text(self) -> bytes:
         """Return the bytes that are signed."""

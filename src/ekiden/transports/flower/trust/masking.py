@@ -39,27 +39,18 @@ Words = list["np.ndarray[Any, Any]"]
 
 @dataclass(frozen=True)
 class PartMasks:
-    """Masks for what a silo gives to the sums of one task.
+    """Masks for what a silo gives to the sums of one task."""
 
-    Attributes:
-        party: the silo, with its key of the run.
-        members: all who give a part, with their keys.
-        fewest: fewest members of a sum. Two lists of members must differ by this number of silos, too.
-        name: name of a sum that begins with this task.
-        folder: the run's folder at the silo, where it keeps which masks it has used, and for which members.
-        released: whether a silo agrees that sums of some silos are opened with it and without it.
-        lists: beginning of the names of files with lists of members that must differ by `fewest` silos.
-        regroups: whether another sum of the run may have other members, and a sum is formed again without those who are
-            missing. Then a list counts when the part leaves this silo (`leave`), and one list a sum.
-    """
-
-    party: Party
-    members: tuple[Reader, ...]
-    fewest: int
-    name: str
-    folder: Path
+    party: Party  # the silo, with its key of the run
+    members: tuple[Reader, ...]  # all who give a part, with their keys
+    fewest: int  # fewest members of a sum. Two lists of members must differ by this number of silos, too.
+    name: str  # name of a sum that begins with this task
+    folder: Path  # the run's folder at the silo, where it keeps which masks it has used, and for which members
+    # whether a silo agrees that sums of some silos are opened with it and without it
     released: Callable[[str, Sequence[str]], bool] = lambda name, silos: False
-    lists: str = _LIST
+    lists: str = _LIST  # beginning of the names of files with lists of members that must differ by `fewest` silos
+    # whether another sum of the run may have other members, and a sum is formed again without those who are missing.
+    # Then a list counts when the part leaves this silo (`leave`), and one list a sum.
     regroups: bool = False
 
     @cached_property

@@ -40,126 +40,75 @@ class ParcelPart:
 
 @dataclass(frozen=True)
 class Ask:
-    """A request of the coordinator to a silo.
+    """A request of the coordinator to a silo."""
 
-    Attributes:
-        kind: hello, task, value, evaluate or status.
-        agreement: terms of the run, see `Agreement`; empty in a hello that only asks what a silo holds.
-        nonce: random text that the answer to a hello must sign.
-        data: in a hello without terms: the name of the data set that the run wants; empty: the only one.
-        step: step of the task.
-        call: number of the task among those of this client in this step.
-        task: name of the task.
-        key: key of the requested value.
-        state: place (step and call) of the task that left the private state to start from; empty if there is none.
-        settled: number of steps of the run that are final.
-        keep: keys of the values from those steps that are still needed.
-        absent: which clients were missing in which step; what they did there does not count. All absences if the
-            method knows beforehand what it asks for, otherwise only this silo's own.
-        parts: what the body holds after the arguments.
-        length: bytes of the arguments in the body.
-        lock: lock of the arguments, or of the models to measure.
-        eager: send the value with the answer.
-        readers: parties for which to seal the value.
-        members: all silos that give a part to the sum to which the task adds this silo's, with their keys.
-        results: number of models to measure that are the run's result, not a client's own; they come first.
-        clients: number of clients of the run, on which the network of a result may depend.
-        records: records of the chain of custody, one for each model to measure: its owner signs that it is the run's
-            result.
-        last: whether the models to measure are those with which the run ends.
-    """
-
-    kind: str
-    agreement: str = ""
-    nonce: str = ""
-    data: str = ""
-    step: int = 0
-    call: int = 0
-    task: str = ""
-    key: str = ""
+    kind: str  # hello, task, value, evaluate or status
+    agreement: str = ""  # terms of the run, see `Agreement`; empty in a hello that only asks what a silo holds
+    nonce: str = ""  # random text that the answer to a hello must sign
+    data: str = ""  # in a hello without terms: the name of the data set that the run wants; empty: the only one
+    step: int = 0  # step of the task
+    call: int = 0  # number of the task among those of this client in this step
+    task: str = ""  # name of the task
+    key: str = ""  # key of the requested value
+    # place (step and call) of the task that left the private state to start from; empty if there is none
     state: str = ""
-    settled: int = 0
-    keep: tuple[str, ...] = ()
+    settled: int = 0  # number of steps of the run that are final
+    keep: tuple[str, ...] = ()  # keys of the values from those steps that are still needed
+    # which clients were missing in which step; what they did there does not count. All absences if the method knows
+    # beforehand what it asks for, otherwise only this silo's own.
     absent: tuple[tuple[int, str], ...] = ()
-    parts: tuple[ParcelPart, ...] = ()
-    length: int = 0
-    lock: Lock | None = None
-    eager: bool = False
-    readers: tuple[Reader, ...] = ()
+    parts: tuple[ParcelPart, ...] = ()  # what the body holds after the arguments
+    length: int = 0  # bytes of the arguments in the body
+    lock: Lock | None = None  # lock of the arguments, or of the models to measure
+    eager: bool = False  # send the value with the answer
+    readers: tuple[Reader, ...] = ()  # parties for which to seal the value
+    # all silos that give a part to the sum to which the task adds this silo's, with their keys
     members: tuple[Reader, ...] = ()
-    results: int = 0
-    clients: int = 0
+    results: int = 0  # number of models to measure that are the run's result, not a client's own; they come first
+    clients: int = 0  # number of clients of the run, on which the network of a result may depend
+    # records of the chain of custody, one for each model to measure: its owner signs that it is the run's result
     records: tuple[str, ...] = ()
-    last: bool = False
+    last: bool = False  # whether the models to measure are those with which the run ends
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A silo's answer to a request.
+    """A silo's answer to a request."""
 
-    Attributes:
-        silo: name of the silo.
-        error: why the silo refused or failed; empty if all went well.
-        size: `wire.size` of the value.
-        forward: samples that went forward through a network.
-        backward: samples that went backward.
-        locks: locks of the value, one for each reader.
-        record: signed record of the task or the measurement in the chain of custody; see `custody`.
-        busy: in answer to a status: whether the silo is working on this run.
-        state: in answer to a task: place of the task that left the private state that the silo has after this one.
-    """
-
-    silo: str
-    error: str = ""
-    size: int = 0
-    forward: int = 0
-    backward: int = 0
-    locks: tuple[Lock, ...] = ()
-    record: str = ""
-    busy: bool = False
+    silo: str  # name of the silo
+    error: str = ""  # why the silo refused or failed; empty if all went well
+    size: int = 0  # `wire.size` of the value
+    forward: int = 0  # samples that went forward through a network
+    backward: int = 0  # samples that went backward
+    locks: tuple[Lock, ...] = ()  # locks of the value, one for each reader
+    record: str = ""  # signed record of the task or the measurement in the chain of custody; see `custody`
+    busy: bool = False  # in answer to a status: whether the silo is working on this run
+    # in answer to a task: place of the task that left the private state that the silo has after this one
     state: str = ""
 
 
 @dataclass(frozen=True)
 class Hello:
-    """How a silo introduces itself.
+    """How a silo introduces itself."""
 
-    Attributes:
-        name: from its `silo.toml`.
-        version: version of Ekiden with a digest of its source, see `code_version`.
-        dataset: name of its data set.
-        shape: shape of one sample.
-        classes: names of the classes.
-        mean: per channel, subtracted after scaling bytes to [0, 1].
-        std: per channel, divided by.
-        augment: crop, flip and rotation in training.
-        samples: numbers of samples for training, validation and test.
-        inputs: what the samples are, see `ekiden.data.kinds.terms`.
-        evaluations: largest number of a run's models that it measures.
-        signature: signature of nonce and name by the silo's key, in hexadecimal; empty without a key.
-        sealing: X25519 key of the run whose terms came with the hello, in hexadecimal; empty if it seals nothing.
-        proof: signature of `sealing` by the silo's key.
-        task: what the labels mean, see `ekiden.data.tasks.terms`.
-        schema: the study's schema that its data meet, as `Schema.text` gives it; empty without one.
-        counts: training samples of all silos in each class, if the silos agreed on them.
-    """
-
-    name: str
-    version: str
-    dataset: str
-    shape: tuple[int, ...]
-    classes: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    augment: tuple[int, bool, float]
-    samples: tuple[int, int, int]
-    inputs: str
-    evaluations: int = 0
-    signature: str = ""
+    name: str  # from its `silo.toml`
+    version: str  # version of Ekiden with a digest of its source, see `code_version`
+    dataset: str  # name of its data set
+    shape: tuple[int, ...]  # shape of one sample
+    classes: tuple[str, ...]  # names of the classes
+    mean: tuple[float, ...]  # per channel, subtracted after scaling bytes to [0, 1]
+    std: tuple[float, ...]  # per channel, divided by
+    augment: tuple[int, bool, float]  # crop, flip and rotation in training
+    samples: tuple[int, int, int]  # numbers of samples for training, validation and test
+    inputs: str  # what the samples are, see `ekiden.data.kinds.terms`
+    evaluations: int = 0  # largest number of a run's models that it measures
+    signature: str = ""  # signature of nonce and name by the silo's key, in hexadecimal; empty without a key
+    # X25519 key of the run whose terms came with the hello, in hexadecimal; empty if it seals nothing
     sealing: str = ""
-    proof: str = ""
-    task: str = ""
-    schema: str = ""
+    proof: str = ""  # signature of `sealing` by the silo's key
+    task: str = ""  # what the labels mean, see `ekiden.data.tasks.terms`
+    schema: str = ""  # the study's schema that its data meet, as `Schema.text` gives it; empty without one
+    # training samples of all silos in each class, if the silos agreed on them
     counts: dict[str, int] = field(default_factory=dict)
 
 
@@ -196,15 +145,10 @@ def signed_text(nonce: str, name: str) -> bytes:
 
 @dataclass(frozen=True)
 class Contents:
-    """An opened request.
+    """An opened request."""
 
-    Attributes:
-        arguments: the task's arguments, encoded, with Refs in place of values.
-        values: values of other silos, encoded, by owner and key.
-    """
-
-    arguments: Encoded
-    values: Mapping[tuple[str, str], Encoded]
+    arguments: Encoded  # the task's arguments, encoded, with Refs in place of values
+    values: Mapping[tuple[str, str], Encoded]  # values of other silos, encoded, by owner and key
 
     def digest(self, terms: str, ask: Ask, private: Any) -> str:
         """Return a digest of the request, its terms and the private state before it; sealing does not change it."""

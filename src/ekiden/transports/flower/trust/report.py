@@ -31,17 +31,14 @@ _MOST_LISTED = 100  # classes whose metrics are listed
 
 @dataclass(frozen=True)
 class SiloReport:
-    """What silos report about some models. Reports add up.
+    """What silos report about some models. Reports add up."""
 
-    Attributes:
-        counts: (models, numbers) int64, what each model's answers count; see `Counting`. Then rows of the subgroups of
-            the terms, if they name columns; there is one model then.
-        own: (2, 2 + metrics) int64, about one model of each silo: its own, or the run's. First how many silos reported,
-            and at how many the model has diverged; then for each metric the sum over silos, in fixed point. In the
-            second row stands at how many silos it is defined.
-    """
-
+    # (models, numbers) int64, what each model's answers count; see `Counting`. Then rows of the subgroups of the terms,
+    # if they name columns; there is one model then.
     counts: Tensor
+    # (2, 2 + metrics) int64, about one model of each silo: its own, or the run's. First how many silos reported, and at
+    # how many the model has diverged; then for each metric the sum over silos, in fixed point. In the second row stands
+    # at how many silos it is defined.
     own: Tensor
 
     def plus(self, other: "SiloReport") -> "SiloReport":
@@ -51,15 +48,11 @@ class SiloReport:
 
 @dataclass(frozen=True)
 class Reported:
-    """A silo's answer.
+    """A silo's answer."""
 
-    Attributes:
-        masked: its report under masks, as a part of the sum of all silos; None if the run seals nothing.
-        shown: its report in the clear: if nothing is masked, or if the silo's file allows it.
-    """
-
+    # its report under masks, as a part of the sum of all silos; None if the run seals nothing
     masked: Masked | None = None
-    shown: SiloReport | None = None
+    shown: SiloReport | None = None  # its report in the clear: if nothing is masked, or if the silo's file allows it
 
 
 def report(

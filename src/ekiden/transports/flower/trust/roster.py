@@ -16,17 +16,11 @@ _MOST = 1 << 20
 
 @dataclass(frozen=True)
 class Roster(Checked):
-    """Who takes part.
+    """Who takes part."""
 
-    Attributes:
-        certificate: PEM text of the authority that signs the SuperLink's certificate.
-        silos: their names, in the order that methods see.
-        keys: their public keys.
-    """
-
-    certificate: str
-    silos: tuple[str, ...]
-    keys: tuple[str, ...]
+    certificate: str  # PEM text of the authority that signs the SuperLink's certificate
+    silos: tuple[str, ...]  # their names, in the order that methods see
+    keys: tuple[str, ...]  # their public keys
 
     def __post_init__(self) -> None:
         if len(self.silos) != len(self.keys) or len(set(self.silos)) != len(self.silos):

@@ -28,23 +28,14 @@ _KEY_BYTES = 32
 
 @dataclass(frozen=True)
 class Binding:
-    """What a lock is for.
+    """What a lock is for."""
 
-    Attributes:
-        run: id of the run.
-        terms: digest of its agreement, and so of the method, its hyperparameters and the silos' keys.
-        sender: party that sealed the value.
-        key: the value's name there.
-        recipient: party that may read it.
-        step: step in which it is read.
-    """
-
-    run: str
-    terms: str
-    sender: str
-    key: str
-    recipient: str
-    step: int
+    run: str  # id of the run
+    terms: str  # digest of its agreement, and so of the method, its hyperparameters and the silos' keys
+    sender: str  # party that sealed the value
+    key: str  # the value's name there
+    recipient: str  # party that may read it
+    step: int  # step in which it is read
 
     def text(self) -> bytes:
         """Return the binding as bytes, the same for the same binding."""
@@ -53,38 +44,23 @@ class Binding:
 
 @dataclass(frozen=True)
 class Reader:
-    """A party that may read a value.
+    """A party that may read a value."""
 
-    Attributes:
-        name: a silo, or the server.
-        step: step in which it reads the value.
-        key: its X25519 public key of this run, in hexadecimal.
-        proof: signature of `key` by its silo key; empty for the server.
-    """
-
-    name: str
-    step: int
-    key: str
-    proof: str = ""
+    name: str  # a silo, or the server
+    step: int  # step in which it reads the value
+    key: str  # its X25519 public key of this run, in hexadecimal
+    proof: str = ""  # signature of `key` by its silo key; empty for the server
 
 
 @dataclass(frozen=True)
 class Lock:
-    """What one reader needs to open a value; all bytes in hexadecimal.
+    """What one reader needs to open a value; all bytes in hexadecimal."""
 
-    Attributes:
-        recipient: party that may read the value.
-        step: step in which it may.
-        key: the recipient's public key for which the lock was made.
-        wrapped: the value's key and digest, encrypted.
-        signature: signature by the sender's silo key; empty for the server.
-    """
-
-    recipient: str
-    step: int
-    key: str
-    wrapped: str
-    signature: str
+    recipient: str  # party that may read the value
+    step: int  # step in which it may
+    key: str  # the recipient's public key for which the lock was made
+    wrapped: str  # the value's key and digest, encrypted
+    signature: str  # signature by the sender's silo key; empty for the server
 
 
 class Sealed(NamedTuple):
@@ -124,23 +100,14 @@ class Plain:
 
 @dataclass(frozen=True)
 class Party:
-    """Seals and opens for one party of a run.
+    """Seals and opens for one party of a run."""
 
-    Attributes:
-        name: name of the party.
-        run: id of the run.
-        terms: digest of its agreement.
-        private: the party's X25519 key of this run.
-        silos: public silo key of every client.
-        sign: signs with the party's silo key; None for the server, which has none.
-    """
-
-    name: str
-    run: str
-    terms: str
-    private: Any
-    silos: Mapping[str, str]
-    sign: Sign | None
+    name: str  # name of the party
+    run: str  # id of the run
+    terms: str  # digest of its agreement
+    private: Any  # the party's X25519 key of this run
+    silos: Mapping[str, str]  # public silo key of every client
+    sign: Sign | None  # signs with the party's silo key; None for the server, which has none
 
     def seal(self, value: Encoded, key: str, readers: Sequence[Reader]) -> tuple[bytes, tuple[Lock, ...]]:
         """Seal `value` for `readers`.
