@@ -11,8 +11,7 @@ from ekiden.base.errors import UserError
 from ekiden.data import Reading
 from ekiden.methods import FedGram, FedSeq
 from ekiden.recipe import Recipe
-from ekiden.runs.plan import Plan, stored
-from ekiden.runs.settings import read, written
+from ekiden.runs.plan import Plan, read, stored, written
 
 Command = Callable[..., tuple[int, str]]
 

@@ -11,7 +11,7 @@ import pytest
 from ekiden import FederatedData, UserError, conformance, run
 from ekiden.base import outside
 from ekiden.cli import own
-from ekiden.conformance import CHECKS, Check, Finding, check, class_rules, line, run_rules
+from ekiden.conformance import CHECKS, Check, Finding, check, line, rules
 from ekiden.methods import FedSeq, method_named
 from tests.conformance.ridge import Ridge
 from tests.conftest import Tiny
@@ -51,14 +51,14 @@ class Mine(Method):
 '''
 CALL = "s = s.next(model=fed.call(self.train, fed.clients[s.step], s.model))\n"
 FIT = "return client.fit(model, epochs=self.epochs)\n"
-PROCESSES = run_rules.same_on_processes
+PROCESSES = rules.same_on_processes
 BROKEN: dict[str, tuple[dict[str, str], Check, str]] = {
     "state kept in self": (
         {
             CALL: CALL + '            object.__setattr__(self, "done", getattr(self, "done", 0) + 1)\n'
             "            assert self.done == s.step\n"
         },
-        run_rules.resumes,
+        rules.resumes,
         "after step 1 cannot go on: is all that it knows in State and client.state? (FILE, line 22, fails: Assert",
     ),
     "state of a task kept in self": (
@@ -66,42 +66,42 @@ BROKEN: dict[str, tuple[dict[str, str], Check, str]] = {
             FIT: 'object.__setattr__(self, "n", getattr(self, "n", 0) + 1)\n'
             "        return model.with_params(client.fit(model, epochs=self.epochs).params * (1 + self.n / 100))\n"
         },
-        run_rules.resumes,
+        rules.resumes,
         "a run that was stopped gives another metrics.jsonl, model.safetensors: is all that it knows in State",
     ),
     "cost wrong": (
         {"(clients - 1) * model": "clients * model"},
-        run_rules.ledger_equals_the_cost,
+        rules.ledger_equals_the_cost,
         "1212 bytes moved between 4 clients, `cost` says 1616 (M is 404)",
     ),
     "an argument not annotated": (
         {"model: Weights)": "model)"},
-        class_rules.tasks_are_annotated,
+        rules.tasks_are_annotated,
         "train of Mine does not say the type of 'model': annotate it",
     ),
     "a result not annotated": (
         {" -> Weights": ""},
-        class_rules.tasks_are_annotated,
+        rules.tasks_are_annotated,
         "train of Mine does not say the type of what it returns: annotate it",
     ),
     "not a dataclass": (
         {"@dataclass(frozen=True)\n": ""},
-        class_rules.is_a_frozen_dataclass,
+        rules.is_a_frozen_dataclass,
         "the class is not a dataclass: write @dataclass(frozen=True) above it",
     ),
     "cost missing": (
         {GOOD[GOOD.index("    def cost") :]: ""},
-        class_rules.is_a_frozen_dataclass,
+        rules.is_a_frozen_dataclass,
         "the class does not define cost",
     ),
     "steps wrong": (
         {"return clients\n": "return clients + 1\n"},
-        run_rules.ends_after_its_steps,
+        rules.ends_after_its_steps,
         "a run over 4 clients has 4 steps, `steps` says 5",
     ),
     "too many steps": (
         {"return clients\n": "return clients - 1\n"},
-        run_rules.ends_after_its_steps,
+        rules.ends_after_its_steps,
         "a run over 4 clients has more than 3 steps, `steps` says 3",
     ),
     "torch's own random numbers": (
@@ -110,7 +110,7 @@ BROKEN: dict[str, tuple[dict[str, str], Check, str]] = {
             + 8 * " "
             + "return client.fit(model.with_params(model.params + 0.1 * noise), epochs=self.epochs)\n"
         },
-        run_rules.repeats,
+        rules.repeats,
         "a second run with the same seed gives another model: does it draw from torch's own random numbers?",
     ),
     "a task not marked": (
@@ -119,22 +119,22 @@ BROKEN: dict[str, tuple[dict[str, str], Check, str]] = {
             "    def steps": "    @on_client\n    def other(self, client: Client) -> int:\n"
             "        return 1\n\n    def steps",
         },
-        class_rules.tasks_are_annotated,
+        rules.tasks_are_annotated,
         "train is called at clients, but is not marked @on_client",
     ),
     "no default": (
         {"Count = 20": "Count"},
-        class_rules.every_field_has_default_and_help,
+        rules.every_field_has_default_and_help,
         "epochs has no default",
     ),
     "no help": (
         {'    """E, epochs at each client"""\n': ""},
-        class_rules.every_field_has_default_and_help,
+        rules.every_field_has_default_and_help,
         "epochs has no text below it",
     ),
     "private state without private": (
         {FIT: "client.state = model\n        " + FIT},
-        run_rules.keeps_what_it_declares,
+        rules.keeps_what_it_declares,
         "train: it keeps a Weights there, but the class has no `traits = Traits(private=TYPE)`",
     ),
     "private state of another type": (
@@ -142,37 +142,37 @@ BROKEN: dict[str, tuple[dict[str, str], Check, str]] = {
             FIT: "client.state = model\n        " + FIT,
             "    epochs: Count": "    traits = Traits(private=torch.Tensor)\n    epochs: Count",
         },
-        run_rules.keeps_what_it_declares,
+        rules.keeps_what_it_declares,
         "train: it keeps a Weights there, but the class says Tensor",
     ),
     "a pass not counted": (
         {FIT: "for x, _ in client.batches(passes=0):\n            client.network(model)(x)\n        " + FIT},
-        run_rules.counts_every_pass,
+        rules.counts_every_pass,
         "forward, ",
     ),
     "a flag that is taken": (
         {"epochs": "seed"},
-        class_rules.flags_do_not_collide,
+        rules.flags_do_not_collide,
         "--seed is a flag of `ekiden run` already",
     ),
     "any value accepted": (
         {"epochs: Count": "epochs: object"},
-        class_rules.refuses_wrong_values,
+        rules.refuses_wrong_values,
         "epochs='3' is accepted",
     ),
     "an error of its own": (
         {FIT: "return client.fitt(model)\n"},
-        run_rules.ends_after_its_steps,
+        rules.ends_after_its_steps,
         "FILE, line 25, fails: AttributeError: 'Client' object has no attribute 'fitt'",
     ),
     "learns nothing": (
         {FIT: "return model\n"},
-        run_rules.learns,
+        rules.learns,
         "at best on three classes, at least 0.45 is needed",
     ),
     "a result of another type": (
         {FIT: "client.fit(model, epochs=self.epochs)\n        return model.params\n"},
-        run_rules.ends_after_its_steps,
+        rules.ends_after_its_steps,
         "fails: ",
     ),
 }
@@ -218,7 +218,7 @@ def test_what_only_another_process_shows(folder: Path) -> None:
         FIT: "trained = client.fit(model, epochs=self.epochs)\n        "
         'return trained.with_params(trained.params * memory.get("factor", 1.0))\n',
     }
-    findings = check(method_named(written(folder, changes)), checks=[run_rules.repeats, run_rules.resumes, PROCESSES])
+    findings = check(method_named(written(folder, changes)), checks=[rules.repeats, rules.resumes, PROCESSES])
     assert [finding.holds for finding in findings] == [True, True, False]
     assert "a run with worker processes gives another model" in findings[2].broken
 
@@ -245,7 +245,7 @@ def test_what_follows_from_a_failure_is_not_told_again(folder: Path) -> None:
 def test_the_command_says_what_holds_and_what_does_not(folder: Path, command: Command) -> None:
     code, text = command("check", written(folder, {"(clients - 1) * model": "clients * model"}))
     assert code == 2
-    assert f"BROKEN  {line(run_rules.ledger_equals_the_cost)}\n        found: 1212 bytes" in text
+    assert f"BROKEN  {line(rules.ledger_equals_the_cost)}\n        found: 1212 bytes" in text
     assert text.count("holds ") == len(CHECKS) - 2  # all but this one, and that it is published
     assert "breaks 1 of 15 lines of the contract (listed above)" in text
 
@@ -253,7 +253,7 @@ def test_the_command_says_what_holds_and_what_does_not(folder: Path, command: Co
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"(frozen=True)": ""}, line(class_rules.is_a_frozen_dataclass)),
+        ({"(frozen=True)": ""}, line(rules.is_a_frozen_dataclass)),
         ({"return clients\n": "return clients +\n"}, "SyntaxError"),
         ({"Count, Fed": "Count, Feed"}, "ImportError"),
     ],
@@ -270,7 +270,7 @@ def test_a_file_that_cannot_be_loaded_gets_a_line(
 def test_an_installed_method_is_checked_by_its_name(command: Command) -> None:
     code, text = command("check", "local")
     assert code == 0, text
-    assert line(class_rules.cites_its_source) in text
+    assert line(rules.cites_its_source) in text
     assert "local keeps the contract" in text
     code, text = command("check", "fedsq")
     assert (code, "did you mean 'fedseq'" in text) == (2, True)
@@ -362,6 +362,6 @@ def test_what_is_no_method_is_refused_in_one_line(given: Any, line: str) -> None
 
 
 def test_a_name_an_instance_and_a_class_are_the_same_method() -> None:
-    one = (class_rules.is_a_frozen_dataclass,)
+    one = (rules.is_a_frozen_dataclass,)
     assert conformance.check("fedseq", checks=one) == conformance.check(FedSeq(epochs=3), checks=one)
     assert conformance.check(FedSeq, checks=one)[0].holds

@@ -13,7 +13,7 @@ from torch import nn
 
 from ekiden import FederatedData, Training, run
 from ekiden.base.errors import UserError
-from ekiden.conformance import TEXT, Subject, class_rules, run_rules
+from ekiden.conformance import TEXT, Subject, rules
 from ekiden.conformance.small_runs import files, same, watched, watched_fits
 from ekiden.conformance.small_runs import settings as small_settings
 from ekiden.engine.drive import outline
@@ -109,8 +109,8 @@ def plain(kind: type[Method]) -> Result:
 def test_describes_itself(kind: type[Method]) -> None:
     for check in TEXT:
         check(subject(kind))
-    class_rules.refuses_wrong_values(subject(kind))
-    class_rules.tasks_are_annotated(subject(kind))
+    rules.refuses_wrong_values(subject(kind))
+    rules.tasks_are_annotated(subject(kind))
 
 
 @every_method
@@ -122,12 +122,12 @@ def test_has_one_page_and_one_test_file(kind: type[Method]) -> None:
 
 @mostly(TRIED - LONG)
 def test_learns(kind: type[Method]) -> None:
-    run_rules.learns(subject(kind))
+    rules.learns(subject(kind))
 
 
 @every_method
 def test_ends_and_reports(kind: type[Method]) -> None:
-    run_rules.ends_after_its_steps(subject(kind))
+    rules.ends_after_its_steps(subject(kind))
     assert {"bytes", "forward", "backward"} <= plain(kind).metrics[-1].keys()
 
 
@@ -146,7 +146,7 @@ class Plain(nn.Module):
 
 @every_method
 def test_every_pass_at_a_client_is_counted(kind: type[Method]) -> None:
-    run_rules.counts_every_pass(subject(kind))
+    rules.counts_every_pass(subject(kind))
     assert subject(kind).seen.passes
 
 
@@ -193,7 +193,7 @@ def test_every_pass_is_counted_with_other_settings_too(
 
 @every_method
 def test_ledger_equals_the_declared_cost(kind: type[Method]) -> None:
-    run_rules.ledger_equals_the_cost(subject(kind))
+    rules.ledger_equals_the_cost(subject(kind))
 
 
 @every_method
@@ -205,14 +205,14 @@ def test_it_says_whether_it_ends_with_one_model(kind: type[Method]) -> None:
 
 @every_method
 def test_keeps_what_it_declares_and_repeats(kind: type[Method]) -> None:
-    run_rules.keeps_what_it_declares(subject(kind))
-    run_rules.repeats(subject(kind))
+    rules.keeps_what_it_declares(subject(kind))
+    rules.repeats(subject(kind))
 
 
 @pytest.mark.slow
 @every_method
 def test_weights_of_classes_count_or_are_refused(kind: type[Method]) -> None:
-    run_rules.weighs_classes(subject(kind))
+    rules.weighs_classes(subject(kind))
     if not kind.traits.weighs:
         with pytest.raises(UserError, match="does not train on a loss in which classes have weights"):
             Recipe(small(kind), training=Training(class_weights="balanced"))
@@ -221,12 +221,12 @@ def test_weights_of_classes_count_or_are_refused(kind: type[Method]) -> None:
 @mostly({*METHODS} - (ELSEWHERE - SHAPES) - {SPFL, FuseFL})
 def test_resumes_after_every_step_bit_for_bit(kind: type[Method]) -> None:
     """`test_gives_the_bits_of_the_cpu` resumes each method after its first step."""
-    run_rules.resumes(subject(kind))
+    rules.resumes(subject(kind))
 
 
 @mostly(TRIED)
 def test_same_bits_on_every_transport(kind: type[Method]) -> None:
-    run_rules.same_on_processes(subject(kind))
+    rules.same_on_processes(subject(kind))
 
 
 @mostly({*SHAPES, GLM})

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ekiden import UserError
-from ekiden.methods.chain.fedtasuki.statistics import ClassInputs, mean_shape, measure_means, size_of_means
+from ekiden.methods.chain.fedtasuki import ClassInputs, mean_shape, measure_means, size_of_means
 
 
 def means(x: Tensor, y: Tensor, classes: int = 3) -> ClassInputs:

@@ -45,8 +45,7 @@ from ekiden.methods import (
 from ekiden.methods.exact.closing import Scales, Totals, refitted, settled, whole
 from ekiden.recipe import Recipe, recipe_of
 from ekiden.results.result import Result
-from ekiden.runs import settings
-from ekiden.runs.plan import Plan, from_json
+from ekiden.runs.plan import Plan, from_json, plan_of
 from ekiden.runs.summary import label
 from ekiden.tables.sweep import flat
 from ekiden.training.network import Network
@@ -312,7 +311,7 @@ def test_foreign_scales_are_refused(blobs: FederatedData) -> None:
 
 
 def test_a_plan_knows_the_lap() -> None:
-    made = settings.plan_of("fedseq+lap", {"epochs": 3})
+    made = plan_of("fedseq+lap", {"epochs": 3})
     plain = replace(made, recipe=replace(made.recipe, method=FedSeq(epochs=3)))
     assert made == Plan(Recipe(with_lap(FedSeq(epochs=3))), hardware=made.hardware)
     assert made != plain

@@ -18,8 +18,18 @@ from ekiden.engine.worker import Client
 from ekiden.methods import FedGram, FedKrylov
 from ekiden.methods.exact.blocks.fixed_features import ShortColumns, features_of
 from ekiden.methods.exact.blocks.gaussian_heads import GRID
-from ekiden.methods.exact.fedkrylov.payloads import HeldAnswers, Labels, Multiplied, OpeningSums, WholeColumns
-from ekiden.methods.exact.fedkrylov.solver import PENALTY, Preconditioner, Problem, Span, next_directions
+from ekiden.methods.exact.fedkrylov.solver import (
+    PENALTY,
+    HeldAnswers,
+    Labels,
+    Multiplied,
+    OpeningSums,
+    Preconditioner,
+    Problem,
+    Span,
+    WholeColumns,
+    next_directions,
+)
 from ekiden.models.split import as_split
 from ekiden.models.whole_features import RandomReLU
 from ekiden.results.result import Result

@@ -22,10 +22,9 @@ from ekiden.engine.wire import Ref
 from ekiden.engine.worker import Client, Setup, Worker
 from ekiden.methods import FedSeq, FedTasuki
 from ekiden.methods.chain.blocks.distillation import Distillation, Form, divergence, kl, scrambled
-from ekiden.methods.chain.fedtasuki.fedtasuki import TeacherHandoff
-from ekiden.methods.chain.fedtasuki.statistics import measure, size
-from ekiden.methods.chain.fedtasuki.statistics import measure_means as means_of
-from ekiden.methods.chain.fedtasuki.statistics import size_of_means as means_size
+from ekiden.methods.chain.fedtasuki import TeacherHandoff, measure, size
+from ekiden.methods.chain.fedtasuki import measure_means as means_of
+from ekiden.methods.chain.fedtasuki import size_of_means as means_size
 from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan
 from ekiden.runs.summary import trained
@@ -512,7 +511,7 @@ def test_who_was_left_out_counts_when_it_first_takes_part(
         factors.append(factor)
         return Distillation(teacher, factor, *others)
 
-    monkeypatch.setattr("ekiden.methods.chain.fedtasuki.fedtasuki.Distillation", spy)
+    monkeypatch.setattr("ekiden.methods.chain.fedtasuki.Distillation", spy)
     data = replace(blobs, clients=blobs.clients[:2])
     a, b = (len(c.train) for c in data.clients)
     away = data.clients[1].name

@@ -12,8 +12,20 @@ from torch import Tensor, nn
 from ekiden import FederatedData, Hardware, Training, UserError, models, run
 from ekiden.engine.method import Size
 from ekiden.methods import Ensemble, FuseFL
-from ekiden.methods.one_shot.fusefl.ccvr import ClassGaussians, calibrate, drawn, measure, pooled
-from ekiden.methods.one_shot.fusefl.fused import Adapter, Fused, Stage, channels, content, cut, thin
+from ekiden.methods.one_shot.fusefl import (
+    Adapter,
+    ClassGaussians,
+    Fused,
+    Stage,
+    calibrate,
+    channels,
+    content,
+    cut,
+    drawn,
+    measure,
+    pooled,
+    thin,
+)
 from ekiden.models import SplitNetwork
 from ekiden.training.network import Network
 from tests.conftest import Tiny

@@ -4,7 +4,7 @@ from collections import defaultdict
 from typing import Any, Literal, get_origin
 
 from ekiden.methods import METHODS
-from ekiden.runs import settings
+from ekiden.runs.plan import hyperparameters
 
 SYNONYMS = {
     "lr_decay": {"decay", "rate_decay"},
@@ -33,7 +33,7 @@ def kind_of(hint: Any) -> str:
 
 
 def test_one_name_for_one_hyperparameter() -> None:
-    used = {name for kind in METHODS for name in settings.hyperparameters(kind)}
+    used = {name for kind in METHODS for name in hyperparameters(kind)}
     assert SYNONYMS.keys() <= used
     assert not set().union(*SYNONYMS.values()) & used
 
@@ -41,6 +41,6 @@ def test_one_name_for_one_hyperparameter() -> None:
 def test_a_name_has_one_sort_of_value() -> None:
     sorts = defaultdict[str, dict[str, list[str]]](lambda: defaultdict(list))
     for kind in METHODS:
-        for name, hint in settings.hyperparameters(kind).items():
+        for name, hint in hyperparameters(kind).items():
             sorts[name][kind_of(hint)].append(kind.title())
     assert {name: dict(found) for name, found in sorts.items() if len(found) > 1} == {}

@@ -10,8 +10,8 @@ from torch.distributions import MultivariateNormal
 
 from ekiden import UserError
 from ekiden.engine import wire
-from ekiden.methods.chain.fedtasuki import statistics
-from ekiden.methods.chain.fedtasuki.statistics import ClassMoments, measure, rank, size
+from ekiden.methods.chain import fedtasuki
+from ekiden.methods.chain.fedtasuki import ClassMoments, measure, rank, size
 
 K, A = 4, 5
 
@@ -61,7 +61,7 @@ def test_low_rank_keeps_all_variances_and_the_leading_directions() -> None:
 
 
 def test_moves_with_a_linear_map_of_the_features(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "_RIDGE", 0.0)
+    monkeypatch.setattr(fedtasuki, "_RIDGE", 0.0)
     (x, y), (own, _) = samples(80), samples(30, 3)
     change, shift = torch.eye(A) + 0.3 * torch.randn(A, A, generator=torch.Generator().manual_seed(4)), torch.ones(A)
     moved = measure(x, y, K).moved(own, own @ change + shift)
@@ -99,7 +99,7 @@ def test_classifier_gives_the_posterior_of_the_gaussians() -> None:
 
 
 def test_classifier_answers_as_scikit_learn_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "_SHRINK", 0.0)
+    monkeypatch.setattr(fedtasuki, "_SHRINK", 0.0)
     x, y = samples(200)
     rows = measure(x, y, K).classifier()
     ours = (x.double() @ rows[:, :-1].T + rows[:, -1]).argmax(1)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ekiden import Hardware, Training, run
 from ekiden.methods import FuseFL
-from ekiden.methods.one_shot.fusefl import ccvr, fused, fusefl
+from ekiden.methods.one_shot import fusefl
 from ekiden.models import SplitNetwork
 from tests.rewrites.plain import CLASSES, HIDDEN, INPUTS, LR, SILOS, STEPS, data
 
@@ -77,9 +77,9 @@ def test_fusefl(
         seen.append(parts)
         return features, wanted
 
-    monkeypatch.setattr(fused.Adapter, "reset_parameters", fixed)
+    monkeypatch.setattr(fusefl.Adapter, "reset_parameters", fixed)
     monkeypatch.setattr(fusefl, "drawn", given)
-    made = fused.Adapter(N * HIDDEN, HIDDEN)
+    made = fusefl.Adapter(N * HIDDEN, HIDDEN)
     start = [*values(network().get_submodule("features.0")), *values(network().get_submodule("features.2"))]
     start += values(network().get_submodule("head.0"))
 
@@ -122,7 +122,7 @@ def test_fusefl(
     np.testing.assert_allclose(result.model(x.float()).detach().numpy(), expected.numpy(), atol=1e-5)
     for c in range(CLASSES if heads == "calibrated" else 0):
         of_class = torch.stack(last).sum(0)[torch.cat(Y) == c].numpy()
-        n, mean, covariance = ccvr.pooled(seen[0], c)
+        n, mean, covariance = fusefl.pooled(seen[0], c)
         assert n == len(of_class)
         np.testing.assert_allclose(mean.numpy(), of_class.mean(0), atol=1e-5)
         np.testing.assert_allclose(covariance.numpy(), np.cov(of_class.T), atol=1e-5)

@@ -29,7 +29,7 @@ from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_o
 from ekiden.methods.exact.closing import ClosingLap
 from ekiden.methods.exact.fedgram import Handoff
 from ekiden.methods.exact.fedkrylov import fedkrylov
-from ekiden.methods.exact.fedkrylov.payloads import OpeningSums
+from ekiden.methods.exact.fedkrylov.solver import OpeningSums
 from ekiden.methods.exact.fedran import Scatter
 from ekiden.models import build
 from ekiden.models.whole_features import PatchFeatures, RandomReLU

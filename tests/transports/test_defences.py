@@ -71,7 +71,7 @@ DEFENCES = {
         "tests/transports/test_told_sums.py::test_few_values_that_differ_are_not_told",
     ),
     "no sum with too little noise": (
-        f"{FLOWER}/silo/tasks.py",
+        f"{FLOWER}/silo/silo.py",
         "max(file.limits.min_clients, dp.honest if dp else 1)",
         "file.limits.min_clients",
         f"{PRIVATE}::test_nobody_opens_a_sum_with_less_noise_than_was_promised",

@@ -107,7 +107,7 @@ def test_what_an_error_says_of_a_sample_stays_at_the_silo(file: SiloFile, monkey
     def fail(*_: object) -> None:
         raise ValueError("cannot convert 'Mary Smith' in scans/mary.png")
 
-    monkeypatch.setattr("ekiden.transports.flower.silo.tasks.SiloTasks.do", fail)
+    monkeypatch.setattr("ekiden.transports.flower.silo.silo.SiloTasks.do", fail)
     assert said(file, task()) == "it failed with ValueError; its own log says why"
     assert "Mary Smith" in (file.folder / "requests.log").read_text()
 

@@ -29,8 +29,8 @@ from ekiden.recipe import Recipe
 from ekiden.results import tracking
 from ekiden.results.clock import devices_of
 from ekiden.results.result import Result
-from ekiden.runs import launch, settings, summary
-from ekiden.runs.plan import Plan, TaskName, stored
+from ekiden.runs import launch, summary
+from ekiden.runs.plan import Plan, TaskName, read, stored, written
 from ekiden.serving import reruns
 from ekiden.tables.sweep import refuse_records, summaries
 
@@ -220,7 +220,7 @@ def run(args: Sequence[str]) -> None:
             raise UserError("--config is for runs on this machine: leave it out")
         return cli_silos.run(method_named(named), rest)
     launch.transport_of(first.on)
-    default = settings.read(first.config, named) if first.config else Plan(Recipe(method_named(named)()))
+    default = read(first.config, named) if first.config else Plan(Recipe(method_named(named)()))
     kind = type(default.recipe.method)
     options = run_options(default, rest)
     plan: Plan[Any] = replace(
@@ -232,7 +232,7 @@ def run(args: Sequence[str]) -> None:
     if plan.silos and plan.data not in (default.data, Plan.data):
         raise UserError("--silos and --data both say where the samples are: give one of them")
     if options.print_config:
-        return print(settings.written(plan), end="")
+        return print(written(plan), end="")
     one = plan.data if not plan.silos else plan.silos[0] if len(plan.silos) == 1 else "silos"
     seeds = options.seeds or (plan.recipe.seed,)
     if len(set(seeds)) < len(seeds):

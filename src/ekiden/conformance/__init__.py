@@ -12,7 +12,7 @@ from typing import Any
 
 from ekiden.base.errors import UserError
 from ekiden.base.outside import failure, source, trust
-from ekiden.conformance import class_rules, run_rules
+from ekiden.conformance import rules
 from ekiden.conformance.small_runs import Broken, Subject
 from ekiden.engine.method import Method
 from ekiden.methods import method_named
@@ -21,24 +21,24 @@ from ekiden.transports import MakesTransport
 Check = Callable[[Subject], None]
 
 TEXT: tuple[Check, ...] = (
-    class_rules.is_a_frozen_dataclass,
-    class_rules.describes_itself,
-    class_rules.cites_its_source,
-    class_rules.every_field_has_default_and_help,
-    class_rules.flags_do_not_collide,
+    rules.is_a_frozen_dataclass,
+    rules.describes_itself,
+    rules.cites_its_source,
+    rules.every_field_has_default_and_help,
+    rules.flags_do_not_collide,
 )
 CONDUCT: tuple[Check, ...] = (
-    run_rules.ends_after_its_steps,
-    run_rules.keeps_what_it_declares,
-    run_rules.repeats,
-    run_rules.learns,
-    run_rules.weighs_classes,
-    run_rules.counts_every_pass,
-    run_rules.ledger_equals_the_cost,
-    run_rules.resumes,
-    run_rules.same_on_processes,
+    rules.ends_after_its_steps,
+    rules.keeps_what_it_declares,
+    rules.repeats,
+    rules.learns,
+    rules.weighs_classes,
+    rules.counts_every_pass,
+    rules.ledger_equals_the_cost,
+    rules.resumes,
+    rules.same_on_processes,
 )
-CHECKS = (*TEXT, class_rules.refuses_wrong_values, class_rules.tasks_are_annotated, *CONDUCT)
+CHECKS = (*TEXT, rules.refuses_wrong_values, rules.tasks_are_annotated, *CONDUCT)
 """All checks. Those of the class come first: a run of a class that breaks them shows little."""
 
 
@@ -95,7 +95,7 @@ def check(
     findings: list[Finding] = []
     known: list[Exception] = []  # what prevented an earlier check
     for one in checks:
-        if one is class_rules.cites_its_source and not published:
+        if one is rules.cites_its_source and not published:
             continue
         broken = {finding.name for finding in findings if finding.broken}
         blocked = (one not in TEXT and broken and not _can_be_made(subject)) or (one in CONDUCT and broken & _FIRST)
@@ -112,7 +112,7 @@ def check_transport(make: MakesTransport) -> tuple[Finding, ...]:
         make: makes the transport, as `ekiden.run(..., transport=...)` takes it.
     """
     findings = []
-    for one in run_rules.OF_TRANSPORTS:
+    for one in rules.OF_TRANSPORTS:
         broken = ""
         try:
             one(make)
@@ -122,7 +122,7 @@ def check_transport(make: MakesTransport) -> tuple[Finding, ...]:
     return tuple(findings)
 
 
-_FIRST = {f.__name__ for f in (class_rules.is_a_frozen_dataclass, class_rules.tasks_are_annotated)}
+_FIRST = {f.__name__ for f in (rules.is_a_frozen_dataclass, rules.tasks_are_annotated)}
 """Checks that must pass before a run can show anything."""
 
 

@@ -8,7 +8,7 @@ from ekiden.base import outside
 from ekiden.base.errors import UserError
 from ekiden.cli.console import print_json, say
 from ekiden.conformance import Finding, check, line
-from ekiden.conformance.class_rules import is_a_frozen_dataclass
+from ekiden.conformance.rules import is_a_frozen_dataclass
 from ekiden.methods import method_named
 
 

@@ -12,7 +12,7 @@ from ekiden.engine.method import Method
 from ekiden.methods.chain.fedelmy import FedELMY
 from ekiden.methods.chain.fedelmy_parallel import FedELMYParallel
 from ekiden.methods.chain.fedseq import FedSeq
-from ekiden.methods.chain.fedtasuki.fedtasuki import FedTasuki
+from ekiden.methods.chain.fedtasuki import FedTasuki
 from ekiden.methods.chain.sfedkd import SFedKD
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures
 from ekiden.methods.exact.closing import LAP, ClosingLap, lapped, with_lap
@@ -42,7 +42,7 @@ from ekiden.methods.one_shot.fedov import FedOV
 from ekiden.methods.one_shot.fedpft import FedPFT
 from ekiden.methods.one_shot.fens import FENS
 from ekiden.methods.one_shot.fisher_merging import FisherMerging
-from ekiden.methods.one_shot.fusefl.fusefl import FuseFL
+from ekiden.methods.one_shot.fusefl import FuseFL
 from ekiden.methods.one_shot.ma_echo import MAEcho
 from ekiden.methods.one_shot.ot_fusion import OTFusion
 from ekiden.methods.one_shot.pfnm import PFNM

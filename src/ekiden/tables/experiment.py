@@ -18,8 +18,7 @@ from ekiden.data.sources import NAMED
 from ekiden.data.tasks import KINDS
 from ekiden.engine.method import Method
 from ekiden.methods import LAP, METHODS, method_named
-from ekiden.runs.plan import Plan
-from ekiden.runs.settings import common_settings, hyperparameters, plan_of
+from ekiden.runs.plan import Plan, common_settings, hyperparameters, plan_of
 
 Entry = dict[str, Any]
 

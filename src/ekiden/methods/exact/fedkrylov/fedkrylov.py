@@ -34,7 +34,7 @@ from ekiden.methods.exact.blocks.fixed_features import (
     labels_as_targets,
     with_rows,
 )
-from ekiden.methods.exact.fedkrylov.payloads import (
+from ekiden.methods.exact.fedkrylov.solver import (
     Chosen,
     Columns,
     HeldAnswers,
@@ -43,10 +43,13 @@ from ekiden.methods.exact.fedkrylov.payloads import (
     Lapping,
     Multiplied,
     OpeningSums,
+    Preconditioner,
+    Problem,
+    Span,
     WholeColumns,
     answer_step,
+    next_directions,
 )
-from ekiden.methods.exact.fedkrylov.solver import Preconditioner, Problem, Span, next_directions
 
 _ROWS = 1024  # samples that are multiplied together
 _OWN = 8192  # most samples of the last client in the preconditioner

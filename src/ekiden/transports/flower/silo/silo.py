@@ -1,27 +1,441 @@
 """A silo. It does what the coordinator asks, if the silo's own file allows it, and does nothing twice."""
 
 import logging
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from ekiden.base.errors import PrivateError, UserError
+from ekiden.base.files import Damaged, marked, verified, write
+from ekiden.base.modular import Masked
+from ekiden.data.curves import Followed
 from ekiden.data.kinds import terms as terms_of
+from ekiden.data.samples import Subset
+from ekiden.data.tasks import Scores
 from ekiden.data.tasks import terms as task_terms
-from ekiden.engine import wire
+from ekiden.engine import subgroups, wire
+from ekiden.engine.counting import Care, Counting
+from ekiden.engine.evaluation import Built
 from ekiden.engine.folder import code_version
+from ekiden.engine.method import payload_types, task_of
+from ekiden.engine.networks import initial_weights, model_bytes
+from ekiden.engine.store import FolderJournal
+from ekiden.engine.subgroups import divisions
+from ekiden.engine.wire import EVERYONE, SERVER, Encoded, Ref
+from ekiden.engine.worker import Job, Outcome, Worker
+from ekiden.training import fit as fitting
+from ekiden.training.elastic import adapted
+from ekiden.training.network import Network
+from ekiden.training.private import DP
+from ekiden.training.weights import Weights
 from ekiden.transports.flower.silo import approval, participation, policy
+from ekiden.transports.flower.silo.budget import LedgerKeeper
 from ekiden.transports.flower.silo.participation import Admission, Agreed, sign, take_part
-from ekiden.transports.flower.silo.shelf import Shelf, drop_old_runs
+from ekiden.transports.flower.silo.shelf import Asked, Done, LostValue, Place, Shelf, drop_old_runs, place_of, text_of
 from ekiden.transports.flower.silo.silo_file import Held, SiloFile
-from ekiden.transports.flower.silo.tasks import SiloTasks, evaluate
 from ekiden.transports.flower.trust import agreement as agreements
-from ekiden.transports.flower.trust import sealing
+from ekiden.transports.flower.trust import custody, keys, sealing
+from ekiden.transports.flower.trust import report as reports
 from ekiden.transports.flower.trust.agreement import Agreement
-from ekiden.transports.flower.trust.parcel import Answer, Ask, Hello, pack, signed_text, unpack
+from ekiden.transports.flower.trust.custody import Hop, Taken, Tally
+from ekiden.transports.flower.trust.masking import PartMasks, released
+from ekiden.transports.flower.trust.parcel import (
+    Answer,
+    Ask,
+    Contents,
+    Hello,
+    check,
+    opened,
+    pack,
+    signed_text,
+    unpack,
+    value_key,
+)
+from ekiden.transports.flower.trust.report import Reported, SiloReport
 from ekiden.transports.flower.trust.sealing import Party
 
 log = logging.getLogger("ekiden")
+
+
+@dataclass(frozen=True)
+class GivenArguments:
+    """The arguments that a task gets."""
+
+    args: tuple[Any, ...]  # the arguments
+    taken: tuple[Taken, ...]  # the values among them
+    own: Mapping[str, Encoded]  # this silo's own values among them, encoded, by their keys
+
+
+def gather(
+    worker: Worker, silo: str, task: str, contents: Contents, kept: Callable[[str], Encoded], own: Mapping[str, Encoded]
+) -> GivenArguments:
+    """Gather a task's arguments, each checked and with its digest.
+
+    Args:
+        worker: executes the task.
+        silo: name of this silo.
+        task: name of the task.
+        contents: what the request holds.
+        kept: returns one of the silo's own values, encoded, by its key.
+        own: own values that the silo already has encoded.
+    """
+    method = worker.setup.method
+    taken: dict[Taken, None] = {}
+    mine = dict(own)
+
+    def fetch(ref: Ref[Any]) -> Any:
+        if ref.owner == EVERYONE:
+            initial = initial_weights(worker.setup)
+            digest = custody.digest(wire.chunks(initial))
+            taken[Taken(ref.owner, ref.key, digest, wire.size(initial))] = None
+            return initial
+        _, kind = payload_types(method, ref.key.split("-", 2)[-1])
+        if ref.owner == silo:
+            data, digest = mine[ref.key] if ref.key in mine else kept(ref.key)
+            mine[ref.key] = Encoded(data, digest)
+        elif (name := (ref.owner, ref.key)) in contents.values:
+            data, digest = contents.values[name]
+        else:
+            raise wire.WireError(f"message lacks the value {ref.key[:80]!r}: refused")
+        try:
+            value = wire.decode(data, kind)
+            check(value, worker.network, whole=False)
+        except wire.WireError as error:
+            raise wire.WireError(f"value {ref.key[:80]!r} of {ref.owner[:80]}: {error}") from None
+        taken[Taken(ref.owner, ref.key, digest, wire.size(value))] = None
+        return value
+
+    kinds, _ = payload_types(method, task)
+    args = wire.decode(contents.arguments.data, tuple[tuple(kinds)], fetch) if kinds else ()  # type: ignore[misc]
+    check(args, worker.network, whole=False)
+    return GivenArguments(tuple(args), tuple(taken), mine)
+
+
+@dataclass(frozen=True)
+class SiloTasks:
+    """Does the tasks of a run."""
+
+    run: Agreed  # the run that the silo agreed to
+    shelf: Shelf  # holds what its tasks returned
+
+    def do(self, ask: Ask, body: memoryview, data: bytes) -> bytes:
+        """Do a task, or find its earlier outcome; `data` is the complete request."""
+        place = (ask.step, ask.call)
+        if min(place) < 0:
+            raise UserError("a task needs a step and a number: refused")
+        settled = max(ask.settled, self.shelf.settled)
+        if ask.step < settled:
+            raise UserError(f"step {ask.step + 1} of the run is over, {settled} are done for good: refused")
+        task_of(self.run.worker.setup.method, ask.task)
+        self.run.check_length(body)
+        plan = self.run.plan_without(ask.absent)
+        contents = opened(ask, body, self.run.sealer, ask.absent if plan else ())
+        policy.check_request(self.run.file.name, self.run.terms, plan, ask, contents.arguments.data)
+        given = self._arguments(ask.task, contents)
+        # This comes after all is opened and checked: a refused message must not make the silo forget anything.
+        keep = policy.kept(self.run.file.name, plan, ask)
+        void = [step for step, client in ask.absent if client == self.run.file.name] if self.run.terms.skips else []
+        private = self._private(ask, void)  # first: a lost state may need values that are dropped below
+        self.shelf.settle(ask.settled, keep.__contains__, void)
+        digest = contents.digest(self.run.terms.digest, ask, private)
+        found = self.shelf.find(place, ask.task, digest)
+        if found is None:
+            self.run.admission.check_disk()
+            self.shelf.discard(place)
+            outcome, done, value = self._execute(ask, digest, contents, given, private)
+            if outcome.private is not private:
+                self.shelf.put_private(place, outcome.private)
+            log.info("step %d: %s done", ask.step + 1, ask.task)
+            self.run.note(f", step {ask.step + 1}: {ask.task} done")
+        else:
+            done, value = found
+            log.info("step %d: %s was done before", ask.step + 1, ask.task)
+        key, state = f"{ask.step}-{ask.call}-{ask.task}", text_of(self.shelf.last((ask.step, ask.call + 1)))
+        with ThreadPoolExecutor(1) as disk:  # writes while the value is sealed; the answer is sent after both
+            kept = disk.submit(self._keep, place, ask.task, done, value, given, data) if found is None else None
+            if ask.eager and self.run.terms.regroups:
+                self._leave(ask)
+            answer = self._give(ask, key, done, value if ask.eager else None, state)
+            if kept is not None:
+                kept.result()
+        return answer
+
+    def show(self, ask: Ask) -> bytes:
+        """Return a value that a task returned here."""
+        done, value = self._value(ask.key)
+        if ask.eager and self.run.terms.regroups:
+            found = self.shelf.request(ask.key)
+            if found is None:
+                raise UserError(f"{self.run.file.name} does not know for which sum {ask.key[:80]} was made: refused")
+            self._leave(unpack(found[1], Ask)[0])
+        return self._give(ask, ask.key, done, value if ask.eager else None)
+
+    def _leave(self, asked: Ask) -> None:
+        """Note that the value of a task leaves the silo, if it is a part of a sum under masks."""
+        masks = _masks(self.run, asked, f"{asked.step}-{asked.task}") if asked.members else None
+        if masks:
+            masks.leave()
+
+    def _execute(
+        self, ask: Ask, digest: str, contents: Contents, given: GivenArguments, private: Any
+    ) -> tuple[Outcome, Done, Encoded]:
+        """Do a task; return how it ended and its value. Nothing is kept yet."""
+        job = Job(ask.step, ask.call, self.run.file.name, ask.task, given.args, private)
+        masks = _masks(self.run, ask, f"{ask.step}-{ask.task}")
+        place = f"{ask.step}-{ask.call} {digest}"
+        keeper = LedgerKeeper(self.run.file, self.run.terms, self.run.admission.folder, place)
+        outcome = self.run.worker.execute(job, FolderJournal(self.shelf.journal, lambda: digest), masks, keeper)
+        value = Encoded.of(wire.encode(outcome.value))
+        record = self._record(job, contents.arguments.digest, given.taken, outcome, value.digest)
+        done = Done(digest, wire.size(outcome.value), outcome.work.forward, outcome.work.backward, record)
+        return outcome, done, value
+
+    def _keep(self, place: Place, task: str, done: Done, value: Encoded, given: GivenArguments, request: bytes) -> None:
+        """Store what a task returned, with the request from which it can be made again."""
+        own = tuple((key, len(v.data)) for key, v in given.own.items())
+        asked = Asked(done.digest, value.digest, len(request), own)
+        self.shelf.put(place, task, done, value, asked, [request, *(v.data for v in given.own.values())])
+
+    def _value(self, key: str) -> tuple[Done, Encoded]:
+        """Return a value that a task returned here; make it again if its file is missing or damaged."""
+        try:
+            return self.shelf.value(key)
+        except LostValue as lost:
+            return self._again(key, lost, f"value {key}")
+
+    def _private(self, ask: Ask, void: Sequence[int] = ()) -> Any:
+        """Return this silo's state before a task; make it again if its file is missing or damaged."""
+        place = (ask.step, ask.call)
+        made = self.shelf.last(place, void)
+        known = place_of(ask.state) if ask.state else None
+        later = known is not None and (known >= place or known[0] in void)
+        if later or (made is not None and (known is None or known < made)):
+            raise UserError(
+                f"the coordinator names another private state ({ask.state or 'none'}) than "
+                f"{self.run.file.name} has before step {ask.step + 1} ({text_of(made) or 'none'}): refused"
+            )
+        made = known  # if it is newer than `made`, the silo has lost that state
+        try:
+            return self.shelf.private(made)
+        except LostValue as lost:
+            assert made is not None
+            self._again(self.shelf.made_at(made), lost, f"its private state after step {made[0] + 1}", void)
+        return self.shelf.private(made)
+
+    def _again(self, key: str, lost: LostValue, what: str, void: Sequence[int] = ()) -> tuple[Done, Encoded]:
+        """Do the task that gave the value `key` once more: the same arguments and private state give the same bits.
+
+        Args:
+            key: key of the value; empty if nothing here says how `what` was made.
+            lost: the error that says why it is done again.
+            what: what is lost, in words.
+            void: steps whose work here does not count.
+        """
+        name = self.run.file.name
+        hopeless = UserError(
+            f"{name} does not have {what} of run {self.run.terms.run}: {lost}, and what it was made from is not here "
+            "either: restore the file from a backup, or start a new run"
+        )
+        found = self.shelf.request(key) if key else None
+        if found is None:
+            raise hopeless
+        asked, request, own = found
+        try:
+            ask, body = unpack(request, Ask)
+            contents = opened(ask, body, self.run.sealer, ask.absent if self.run.plan_without(ask.absent) else ())
+            private = self._private(ask, void)
+            if contents.digest(self.run.terms.digest, ask, private) != asked.digest:
+                raise hopeless
+            given = self._arguments(ask.task, contents, own)
+        except wire.WireError:
+            raise hopeless from None
+        self.run.admission.check_disk()
+        outcome, done, value = self._execute(ask, asked.digest, contents, given, private)
+        if value.digest != asked.given:
+            raise hopeless
+        if outcome.private is not private:
+            self.shelf.put_private((ask.step, ask.call), outcome.private)
+        self._keep((ask.step, ask.call), ask.task, done, value, given, request)
+        log.warning("%s: the task is done again, with the same result", lost)
+        self.run.note(f", step {ask.step + 1}: {ask.task} done again, because {lost}")
+        return done, value
+
+    def _give(self, ask: Ask, key: str, done: Done, value: Encoded | None, state: str = "") -> bytes:
+        """Return how a task ended, with its value sealed for its readers."""
+        answer = Answer(self.run.file.name, "", done.size, done.forward, done.backward, record=done.record, state=state)
+        if value is None:
+            return pack(answer)
+        plan = self.run.plan_without(ask.absent)
+        if self.run.terms.sealed:
+            policy.check_readers(self.run.file, self.run.terms, self.run.plan, plan, key, ask.readers)
+        if self.run.terms.sealed and plan and any(reader.name == SERVER for reader in ask.readers):
+            self.run.admission.show(key, value.digest)
+        data, locks = self.run.sealer.seal(value, value_key(key, ask.absent if plan else ()), ask.readers)
+        if ask.readers:
+            readers = ", ".join(reader.name for reader in ask.readers)
+            self.run.note(f": value {key} sealed for {readers}")
+        return pack(replace(answer, locks=locks), (data,))
+
+    def _record(self, job: Job, arguments: str, taken: tuple[Taken, ...], outcome: Outcome, given: str) -> str:
+        """Return the signed record for the chain of custody; `given` is the digest of the value."""
+        if not self.run.terms.keys:
+            return ""
+        client = self.run.client
+        hop = Hop(
+            run=self.run.terms.run,
+            terms=self.run.terms.digest,
+            method=self.run.terms.method,
+            client=job.client,
+            samples=len(client.train),
+            validation=len(client.val),
+            test=len(client.test),
+            data=self.run.data,
+            step=job.step,
+            call=job.call,
+            task=job.task,
+            arguments=arguments,
+            taken=taken,
+            given=given,
+            size=wire.size(outcome.value),
+            model=custody.model_digest(outcome.value, given),
+            forward=outcome.work.forward,
+            backward=outcome.work.backward,
+        )
+        return custody.Record(hop, self.run.sign(hop.text())).line()
+
+    def _arguments(self, task: str, contents: Contents, own: Mapping[str, Encoded] | None = None) -> GivenArguments:
+        """Return the task's arguments; `own` are values of this silo that are already loaded."""
+        return gather(self.run.worker, self.run.file.name, task, contents, lambda key: self._value(key)[1], own or {})
+
+
+class Measured:
+    """The answers of one run, in its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @property
+    def models(self) -> int:
+        """Number of models measured so far."""
+        return sum(len(_read(path).counts) for path in self._folder.glob("measured-*.parcel"))
+
+    def find(self, digest: str) -> SiloReport | None:
+        """Return what was reported about exactly these models before."""
+        path = self._file(digest)
+        return _read(path) if path.exists() else None
+
+    def put(self, digest: str, found: SiloReport) -> None:
+        """Store an answer before it is sent."""
+        write(self._file(digest), marked([pack(found)]))
+
+    def _file(self, digest: str) -> Path:
+        return self._folder / f"measured-{digest[:32]}.parcel"
+
+
+def _read(path: Path) -> SiloReport:
+    try:
+        return unpack(verified(path.read_bytes()), SiloReport)[0]
+    except (OSError, Damaged, wire.WireError) as error:
+        raise UserError(f"{path} is damaged ({error}): the run cannot measure more models here") from None
+
+
+def evaluate(run: Agreed, ask: Ask, body: memoryview) -> bytes:
+    """Answer how each model does on this silo's test samples; if only silos may read models, only for the result."""
+    run.check_length(body)
+    models = wire.decode(run.sealer.open(body, ask.lock, SERVER, "models", ask.step).data, list[Weights])
+    setup = run.worker.setup
+    changed, clients = setup.method.changes_network, len(run.terms.clients)
+    if ask.clients != clients:
+        raise UserError(f"a result of {ask.clients} clients in a run of {clients}: refused")
+    if ask.results not in (0, 1) or len(models) - ask.results not in (0, clients) or not models:
+        raise UserError(f"{len(models)} models to measure in a run of {clients} silos: refused")
+    if changed and clients * model_bytes(setup) > run.most_bytes:  # before it is built: it has a network per client
+        raise UserError(f"a result of {clients} clients may be larger than {run.file.name} takes: refused")
+    plan = run.plan_without(ask.absent)
+    once = run.terms.sealed and plan is not None and not run.terms.measures
+    digests = [custody.digest(wire.chunks(model)) for model in models]
+    if run.terms.measures and (digests != [run.terms.measures] or ask.results != 1):
+        raise UserError("silos measure only the model that the terms name: refused")
+    if once and plan is not None:
+        initial = custody.digest(wire.chunks(initial_weights(setup)))
+        policy.check_result(run.terms, plan, initial, digests, ask.records)
+    kept = Measured(run.admission.folder)
+    digest = custody.digest([repr((ask.results, digests, ask.last)).encode()])
+    found = kept.find(digest)
+    if found is None:
+        policy.check_measured(run.file, kept.models, len(models), once=once)
+        found = _measure(run, models, ask, once=once)
+        kept.put(digest, found)
+    said = f"models measured: {len(models)}, {kept.models} of this run so far"
+    run.note(f", after step {ask.step}: {said}")
+    given = wire.encode(_given(run, ask, found, digest))
+    record = ""
+    if run.terms.keys:
+        place, result = (run.file.name, ask.step, ask.results), (tuple(digests), ask.last, custody.text_of(given))
+        tally = Tally(run.terms.run, run.terms.digest, *place, *result, run.data)
+        record = custody.SignedTally(tally, run.sign(tally.text())).line()
+    return pack(Answer(run.file.name, record=record), (given,))
+
+
+def _given(run: Agreed, ask: Ask, found: SiloReport, digest: str) -> Reported:
+    """Return a report as it leaves the silo: under masks in a sealed run."""
+    masks = _masks(run, ask, f"measured-{digest[:32]}", f"tested-{digest[:16]}-")
+    masked = masks.added(None, found) if masks else found
+    if not isinstance(masked, Masked):  # nothing is sealed, or the run is of this silo alone
+        return Reported(shown=found)
+    return Reported(masked, found if run.file.limits.own_figures else None)
+
+
+def _masks(run: Agreed, ask: Ask, name: str, lists: str = PartMasks.lists) -> PartMasks | None:
+    """Return the masks of what this silo adds to a sum; None if the run seals nothing."""
+    party, file = run.sealer, run.file
+    if not isinstance(party, Party):
+        return None
+
+    def public(peer: str) -> str:
+        return keys.read_public(file.beside(file.link.peers) / f"{peer}.pub")
+
+    agree = partial(released, run.terms, public)
+    dp = DP.parse(run.terms.recipe.dp)  # fewer parts than share the noise have too little of it
+    where = (max(file.limits.min_clients, dp.honest if dp else 1), name, run.admission.folder)
+    return PartMasks(party, ask.members, *where, agree, lists, ask.kind == "task" and run.terms.regroups)
+
+
+def _measure(run: Agreed, models: list[Weights], ask: Ask, *, once: bool) -> SiloReport:
+    """Measure models, of which the first `ask.results` are the run's and not a client's own."""
+    worker, setup, clients = run.worker, run.worker.setup, run.terms.clients
+    build = Built(setup.method, setup.build, len(clients))
+    counting = reports.counting(run.terms.labels, run.terms.outputs, len(models), last=ask.last)
+    answers, samples = [], run.client.val if run.terms.validation else run.client.test
+    for i, model in enumerate(models):
+        bench = worker.bench("evaluation")
+        if setup.method.changes_network and i < ask.results:
+            bench.network = Network(adapted(build(), model), setup.hardware.device)
+        check(model, bench.network, whole=True)
+        bench.network.load(model)
+        answers.append(fitting.evaluate(bench, samples, full=counting.full))
+    limits = run.file.limits
+    times = Followed.of(samples.y.numpy(), limits.times, limits.min_positives).times if run.terms.times else None
+    care = Care(limits.min_samples, limits.min_positives, coarse=not once, times=times)
+    personal = len(models) > ask.results
+    mine = ask.results + clients.index(run.file.name) if personal and run.file.name in clients else 0
+    groups = _divided(run, counting, answers[0], samples, care) if run.terms.by else None
+    return reports.report(counting, answers, mine, care, run.client.train.y, groups)
+
+
+def _divided(run: Agreed, counting: Counting, scores: Scores, samples: Subset, care: Care) -> Tensor:
+    """Return what is counted of the subgroups that the terms name; what is left out follows from the silo's file."""
+    inputs = run.worker.setup.dataset.inputs
+    allowed = divisions(run.file.limits.subgroups)
+    places = [one.places(samples.x, inputs) for one in allowed]
+    sizes = [len(one.names(inputs)) for one in allowed]
+    asked = [allowed.index(one) for one in divisions(run.terms.by)]
+    return subgroups.count(counting, scores, places, sizes, care, asked)
 
 
 class Silo:

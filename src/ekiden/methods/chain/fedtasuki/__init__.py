@@ -1,1 +1,0 @@
-"""FedTasuki: its class statistics and means."""

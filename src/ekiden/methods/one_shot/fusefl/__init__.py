@@ -1,1 +1,0 @@
-"""FuseFL: its fused blocks and calibration."""
