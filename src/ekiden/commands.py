@@ -25,11 +25,10 @@ from ekiden.engine.setup import check_same_data, core_count
 from ekiden.methods import METHODS
 from ekiden.methods.gossip.blocks import topology as graphs
 from ekiden.recipe import recipe_of
-from ekiden.results import divided
 from ekiden.results.clock import Devices, devices_of
-from ekiden.results.recalibration import Recalibration, model_in
+from ekiden.results.recalibration import Recalibration, keep_subgroups, model_in
+from ekiden.results.regressions import Baseline
 from ekiden.results.result import LoadedModel, ModelSource, Result
-from ekiden.results.survival import Baseline
 from ekiden.runs import launch, summary
 from ekiden.runs import queue as queues
 from ekiden.runs.plan import federation_in, in_memory, plan_in, rerun
@@ -137,7 +136,7 @@ def evaluate(
         raise UserError("threshold is for calibrate: give both, or none")
     row = result.evaluate(data, client=client, by=by, at=at, **columns)
     if own and "subgroups" in row:
-        divided.keep(path, row["subgroups"])
+        keep_subgroups(path, row["subgroups"])
     return row
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ekiden.methods.blocks.one_shot import Trained
+from ekiden.methods.blocks.combining import Trained
 from ekiden.training.network import Network
 from ekiden.training.weights import Layout, Weights
 

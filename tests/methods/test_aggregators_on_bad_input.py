@@ -11,7 +11,7 @@ from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.data import federate
 from ekiden.engine.method import Method
 from ekiden.methods import DENSE, Average, Ensemble, FedFisher, FedLPA, FedOV, FisherMerging, MAEcho, OTFusion, RegMean
-from ekiden.methods.blocks.one_shot import Trained
+from ekiden.methods.blocks.combining import Trained
 from ekiden.methods.one_shot.blocks.ensemble import copies, join
 from ekiden.methods.one_shot.ma_echo import Contribution
 from ekiden.methods.one_shot.ot_fusion import align, transport

@@ -10,8 +10,7 @@ from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.engine.method import Size
 from ekiden.engine.worker import Client
 from ekiden.methods import Average
-from ekiden.methods.blocks.combining import class_mean
-from ekiden.methods.blocks.one_shot import Trained
+from ekiden.methods.blocks.combining import Trained, class_mean
 from ekiden.training.network import Network
 from ekiden.training.weights import Layout, Weights
 from tests.conftest import Tiny

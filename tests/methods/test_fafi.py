@@ -12,7 +12,7 @@ from ekiden import Hardware, Training, UserError, federate, run
 from ekiden.data.tasks import Classification
 from ekiden.engine.method import Size
 from ekiden.methods import FAFI
-from ekiden.methods.blocks.one_shot import Trained
+from ekiden.methods.blocks.combining import Trained
 from ekiden.methods.one_shot.fafi import AlignedLoss, Prototypes, supervised_contrast
 from ekiden.models.split import SplitNetwork
 from ekiden.training.network import Network

@@ -9,7 +9,7 @@ from torch import nn
 from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.engine.worker import Client
 from ekiden.methods import Average, FedELMY, FedELMYParallel, Local
-from ekiden.methods.blocks.one_shot import Init
+from ekiden.methods.blocks.combining import Init
 from ekiden.training.weights import mean
 from tests.conftest import Tiny
 from tests.methods.toys import Quadratic, weights

@@ -13,9 +13,8 @@ from ekiden import FederatedData, UserError, run
 from ekiden.engine.method import Size
 from ekiden.engine.worker import Client
 from ekiden.methods import FedPFT
-from ekiden.methods.blocks import mixtures as gaussians
-from ekiden.methods.blocks.mixtures import Covariance, Mixtures, fit
-from ekiden.methods.one_shot.fedpft import JointMixtures
+from ekiden.methods.one_shot import fedpft as gaussians
+from ekiden.methods.one_shot.fedpft import Covariance, JointMixtures, Mixtures, fit
 from ekiden.training.network import Network
 from tests.conftest import Tiny
 from tests.methods.rounds import weights

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, models, run
 from ekiden.methods import OTFusion
-from ekiden.methods.blocks.one_shot import Trained
+from ekiden.methods.blocks.combining import Trained
 from ekiden.methods.one_shot.ot_fusion import activations, align, check_chain, costs, transport
 from ekiden.training.network import Network
 from ekiden.training.weights import Layout, Weights, mean

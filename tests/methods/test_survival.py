@@ -23,8 +23,8 @@ from ekiden.engine.counting import Care, counting_of
 from ekiden.engine.figures import figures
 from ekiden.engine.method import Size
 from ekiden.engine.ranked import Wanted
+from ekiden.results.regressions import Baseline
 from ekiden.results.result import Result
-from ekiden.results.survival import Baseline
 from ekiden.serving.card import card
 from ekiden.training.network import Network
 from tests.methods.survival_reference import CUT, SHOWN, TIMES, cohort

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from ekiden.reporting.failing import failing
+from ekiden.reporting.figures import failing
 from ekiden.reporting.runs import Group
 from ekiden.reporting.style import Drawing
 from ekiden.reporting.tables import PlainTable

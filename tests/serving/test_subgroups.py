@@ -12,7 +12,7 @@ from ekiden import Hardware, Training, UserError, evaluate, load, open_run, run,
 from ekiden.data import FederatedData, federate
 from ekiden.engine import subgroups
 from ekiden.methods import FedSeq
-from ekiden.results import divided
+from ekiden.results.recalibration import kept_subgroups
 from ekiden.serving.card import card
 
 Command = Callable[..., tuple[int, str]]
@@ -51,12 +51,12 @@ def test_subgroups_are_measured_from_python_and_kept_for_the_report(folder: Path
     said = card(open_run(folder))
     assert "measured for subgroups (sex, age, client)" in said
     assert "fairness" not in said
-    assert divided.kept(folder)["groups"] == json.loads(json.dumps(groups))
+    assert kept_subgroups(folder)["groups"] == json.loads(json.dumps(groups))
     (folder / "subgroups.json").write_text(json.dumps({"model": "0" * 64, "groups": {}}))
-    assert divided.kept(folder) == {}, "of another model"
+    assert kept_subgroups(folder) == {}, "of another model"
     (folder / "subgroups.json").write_text("{")
     with pytest.raises(UserError, match=r"subgroups.json is damaged: remove it"):
-        divided.kept(folder)
+        kept_subgroups(folder)
 
 
 def test_subgroups_that_cannot_be_measured_are_one_line(folder: Path, command: Command) -> None:

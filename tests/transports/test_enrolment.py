@@ -16,7 +16,8 @@ from ekiden.transports.flower import commands
 from ekiden.transports.flower.coordinator import federation as federations
 from ekiden.transports.flower.coordinator.federation import Federation
 from ekiden.transports.flower.silo import silo_file
-from ekiden.transports.flower.trust import keys, roster
+from ekiden.transports.flower.trust import keys
+from ekiden.transports.flower.trust.agreement import ROSTER, read_roster
 
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'ekiden[flower]'")
 Command = Callable[..., tuple[int, str]]
@@ -39,7 +40,7 @@ def fed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Federation:
 def joined(fed: Federation, name: str, *more: str) -> dict[str, str]:
     """The keys that a silo knows after it took the roster."""
     folder = fed.folder.parent / name
-    call(["silo", "join", str(folder / "silo.toml"), str(fed.folder / roster.FILE), *more])
+    call(["silo", "join", str(folder / "silo.toml"), str(fed.folder / ROSTER), *more])
     return {path.stem: path.read_text().strip() for path in (folder / "peers").iterdir()}
 
 
@@ -48,7 +49,7 @@ def test_no_private_key_leaves_a_silo(fed: Federation, tmp_path: Path) -> None:
     assert not (fed.folder / "silos").exists()
     for name in SILOS:
         peers = joined(fed, name)
-        assert peers == {other: roster.read(fed.folder / roster.FILE).key_of[other] for other in set(SILOS) - {name}}
+        assert peers == {other: read_roster(fed.folder / ROSTER).key_of[other] for other in set(SILOS) - {name}}
         file = silo_file.read(tmp_path / name / "silo.toml")
         assert file.beside(file.link.certificate).read_bytes() == fed.certificate.read_bytes()
         assert keys.same(keys.public_of(file.beside(file.link.key)), (fed.keys / f"{name}.pub").read_text())
@@ -61,7 +62,7 @@ def test_a_coordinator_does_not_replace_a_key_that_a_silo_knows(
 ) -> None:
     """A key of the coordinator's own for b would let it read what a seals for b."""
     before = joined(fed, "a")
-    true = (fed.folder / roster.FILE).read_text()
+    true = (fed.folder / ROSTER).read_text()
     forged = json.loads(true)
     forged["keys"][1] = keys.read_public(keys.generate(tmp_path / "forged"))
     file, given = tmp_path / "a" / "silo.toml", tmp_path / "given.json"
@@ -90,10 +91,10 @@ def test_a_coordinator_does_not_replace_a_key_that_a_silo_knows(
 def test_a_damaged_roster_is_one_line(text: str, tmp_path: Path) -> None:
     (tmp_path / "roster.json").write_text(text)
     with pytest.raises(UserError, match="roster"):
-        roster.read(tmp_path / "roster.json")
+        read_roster(tmp_path / "roster.json")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UserError, match="is not a file"):
-        roster.read(tmp_path / "pipe")
+        read_roster(tmp_path / "pipe")
 
 
 def test_silos_come_change_their_keys_and_go(fed: Federation, tmp_path: Path) -> None:
@@ -113,7 +114,7 @@ def test_silos_come_change_their_keys_and_go(fed: Federation, tmp_path: Path) ->
     assert federations.read(fed.folder).silos == ("a", "c", "d")
     assert not (fed.keys / "b.pub").exists()
     assert set(joined(fed, "a")) == {"c", "d"}
-    assert old not in (fed.folder / roster.FILE).read_text()
+    assert old not in (fed.folder / ROSTER).read_text()
 
 
 def test_mistakes_with_keys_change_nothing(fed: Federation, tmp_path: Path) -> None:

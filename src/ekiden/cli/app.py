@@ -29,7 +29,7 @@ COMMANDS = {
     "results": "cli.sweeps:list_results",
     "forget": "cli.runs:forget",
     "join": "cli.runs:join",
-    "check": "conformance.command:check_method",
+    "check": "conformance:check_method",
     "new method": "cli.own:new",
     "trust": "cli.own:trust",
     "federation init": "cli.federations:init",

@@ -27,10 +27,9 @@ from ekiden.engine.networks import read_model
 from ekiden.engine.ranked import Wanted
 from ekiden.engine.setup import check_same_data
 from ekiden.engine.subgroups import check_divisions, divisions
-from ekiden.results import divided
-from ekiden.results.recalibration import Recalibration, model_in
+from ekiden.results.recalibration import Recalibration, keep_subgroups, model_in
+from ekiden.results.regressions import baseline_of
 from ekiden.results.result import inputs_of, task_in
-from ekiden.results.survival import baseline_of
 from ekiden.runs import summary
 from ekiden.runs.plan import Plan, in_memory, judge, stored
 from ekiden.serving.loading import load_model, open_run
@@ -134,7 +133,7 @@ def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
         _calibrate(options, told)
     table = test.subgroups(scores if full else test.scores(model, full=True), by, wanted) if by else {}
     if by and not options.data and not options.weights:
-        divided.keep(options.run, table["subgroups"])
+        keep_subgroups(options.run, table["subgroups"])
     groups = {"client": {} if options.data else test.by_client(scores)}
     groups |= {"domain": test.by_domain(scores), "class": test.by_class(scores)}
     run = summary.summarise(options.run)
@@ -327,7 +326,7 @@ def _on_silos(options: EvaluateOptions) -> None:
     about = (options.run, options.federation, options.clients)
     row = silos.evaluate(*about, validation=bool(options.calibrate), by=by, at=at, weights=options.weights)
     if by and not options.weights and "subgroups" in row:
-        divided.keep(options.run, row["subgroups"])
+        keep_subgroups(options.run, row["subgroups"])
     with reading("what silos reported", "the same Ekiden at all parties"):
         found = made(Figures, row["figures"])
     if options.calibrate:

@@ -20,7 +20,8 @@ from ekiden.transports.flower.commands import Security
 from ekiden.transports.flower.coordinator import federation as federations
 from ekiden.transports.flower.coordinator.federation import Federation
 from ekiden.transports.flower.metrics import Metrics
-from ekiden.transports.flower.trust import keys, roster
+from ekiden.transports.flower.trust import keys
+from ekiden.transports.flower.trust.agreement import ROSTER, read_roster
 
 
 @dataclass(frozen=True)
@@ -133,9 +134,9 @@ def init(options: InitOptions) -> None:
 
 
 def _tell_roster(federation: Federation) -> None:
-    file = federation.folder / roster.FILE
-    say(f"give {file} to all silos, for: ekiden silo join silo.toml {roster.FILE}")
-    for name, key in roster.read(file).key_of.items():
+    file = federation.folder / ROSTER
+    say(f"give {file} to all silos, for: ekiden silo join silo.toml {ROSTER}")
+    for name, key in read_roster(file).key_of.items():
         say(f"  {name}: {keys.fingerprint(key)}")
 
 

@@ -16,8 +16,8 @@ from ekiden.base.files import write
 from ekiden.cli.console import console, print_json, table_of
 from ekiden.cli.sweeps import export_metrics
 from ekiden.engine.folder import read_config
+from ekiden.results.regressions import Baseline
 from ekiden.results.result import ModelSource, not_finished
-from ekiden.results.survival import Baseline
 from ekiden.runs.summary import summarise, thresholds_in
 from ekiden.serving import audit as audits
 from ekiden.serving import card as cards

@@ -36,8 +36,8 @@ from ekiden.transports.flower.coordinator.verify import terms as signed_terms
 from ekiden.transports.flower.coordinator.verify import verify as custody_of
 from ekiden.transports.flower.silo import approval, noisy_columns, participation, silo_file
 from ekiden.transports.flower.silo.silo_file import Limits, SiloFile
-from ekiden.transports.flower.trust import keys, roster
-from ekiden.transports.flower.trust.agreement import check_name
+from ekiden.transports.flower.trust import keys
+from ekiden.transports.flower.trust.agreement import check_name, read_roster
 from ekiden.transports.flower.trust.masking import release_text
 
 M = TypeVar("M", bound=Method)
@@ -201,7 +201,7 @@ def init_silo(options: SiloInitOptions) -> None:
 
 def join_roster(options: RosterOptions) -> None:
     """`ekiden silo join silo.toml roster.json`."""
-    told = silo_file.join(silo_file.read(options.file), roster.read(options.roster), options.replace)
+    told = silo_file.join(silo_file.read(options.file), read_roster(options.roster), options.replace)
     say("\n".join(told or ["nothing changed"]))
     if told:
         say("compare each fingerprint with its owner, by another way than the coordinator")

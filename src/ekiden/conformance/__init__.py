@@ -6,12 +6,15 @@ what it found.
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tyro.conf import Positional
+
+from ekiden.base import outside
 from ekiden.base.errors import UserError
-from ekiden.base.outside import failure, source, trust
+from ekiden.cli.console import print_json, say
 from ekiden.conformance import rules
 from ekiden.conformance.small_runs import Broken, Subject
 from ekiden.engine.method import Method
@@ -85,7 +88,7 @@ def check(
         UserError: it is not a class, or no method has this name.
     """
     if isinstance(kind, str):
-        trust(kind)
+        outside.trust(kind)
         kind = method_named(kind)
     kind = type(kind) if isinstance(kind, Method) else kind
     if not isinstance(kind, type):
@@ -153,7 +156,47 @@ def _found(error: Exception, kind: Any) -> str:
         return f"{error} ({_found(error.__cause__, kind)})" if isinstance(error.__cause__, Exception) else str(error)
     if isinstance(error, Broken | UserError):
         return " ".join(str(error).split())
-    return " ".join(str(failure(source(kind) or Path(getattr(kind, "__name__", "it")), error)).split())
+    return " ".join(str(outside.failure(outside.source(kind) or Path(getattr(kind, "__name__", "it")), error)).split())
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """Check a method against the contract that all methods keep."""
+
+    method: Positional[str]
+    """FILE.py:CLASS, or the name of a method"""
+    json: bool = False
+    """print JSON instead of lines; see docs/json.md"""
+
+
+def check_method(options: CheckOptions) -> None:
+    """`ekiden check METHOD`."""
+    name = options.method
+    outside.trust(name)
+    try:
+        kind = method_named(name)
+    except UserError as error:
+        if "frozen" not in str(error.__cause__):  # Python's error for a dataclass that derives from a frozen one
+            raise
+        _tell(Finding(rules.is_a_frozen_dataclass.__name__, line(rules.is_a_frozen_dataclass), str(error)))
+        raise UserError(f"{name} breaks the contract: write @dataclass(frozen=True) above the class") from None
+    findings = check(kind, (lambda finding: None) if options.json else _tell)
+    if options.json:
+        print_json([asdict(finding) for finding in findings])
+    broken = [finding for finding in findings if finding.broken]
+    if broken:
+        untried = sum(not finding.tried for finding in findings)
+        rest = f"; {untried} could not be tried" if untried else ""
+        raise UserError(f"{name} breaks {len(broken)} of {len(findings)} lines of the contract (listed above){rest}")
+    if not options.json:
+        say(f"{outside.short(name)} keeps the contract")
+
+
+def _tell(finding: Finding) -> None:
+    word = "holds " if finding.holds else "BROKEN" if finding.broken else "untried"
+    say(f"{word:8}{finding.line}")
+    if finding.broken:
+        say(f"        found: {finding.broken}")
 
 
 __all__ = ["CHECKS", "CONDUCT", "TEXT", "Broken", "Check", "Finding", "Subject", "check", "check_transport", "line"]

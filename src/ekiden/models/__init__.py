@@ -11,10 +11,9 @@ from ekiden.data.kinds import Inputs, Table, Tokens
 from ekiden.data.kinds.arrays import SHORTEST
 from ekiden.data.tasks import Segmentation, Task
 from ekiden.models import images, pretrained, scattering
-from ekiden.models.linear import linear
 from ekiden.models.pretrained import LITE, is_pretrained, load_weights, located, located_file
 from ekiden.models.split import Split, SplitNetwork
-from ekiden.models.tables_and_texts import table_mlp, table_transformer, text_mean, text_transformer
+from ekiden.models.tables_and_texts import linear, table_mlp, table_transformer, text_mean, text_transformer
 
 __all__ = [
     "Split",

@@ -17,8 +17,7 @@ from ekiden.base.files import disk_error
 from ekiden.data.describe import counts, held_names, picture
 from ekiden.data.samples import FederatedData
 from ekiden.reporting import models
-from ekiden.reporting.failing import failing
-from ekiden.reporting.figures import by_client, by_group, curves, forgetting, heat, ledger
+from ekiden.reporting.figures import by_client, by_group, curves, failing, forgetting, heat, ledger
 from ekiden.reporting.models import Opened, Opener, accuracies
 from ekiden.reporting.runs import Found, Group, collect
 from ekiden.reporting.style import Drawing, Heading, Missing, Value, as_csv, data_uri, look, publish

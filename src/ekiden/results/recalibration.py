@@ -1,4 +1,4 @@
-"""The recalibration of a run's model of two classes, and its threshold, which go with the model wherever it is used."""
+"""What is measured of a run's model and kept in its folder: how it is recalibrated, and its last table of subgroups."""
 
 import hashlib
 import json
@@ -104,3 +104,24 @@ def recalibration_in(about: Mapping[str, Any]) -> Recalibration | None:
     """Return the recalibration in the configuration of a run that was opened; None if there is none."""
     found = about.get("recalibration")
     return found if isinstance(found, Recalibration) else None
+
+
+SUBGROUPS = "subgroups.json"
+"""file in a run folder"""
+
+
+def keep_subgroups(folder: Path, table: Mapping[str, Any]) -> None:
+    """Put the entry `subgroups` of a row of metrics into a run folder, in place of an earlier one."""
+    kept = {"model": model_in(folder), **table}
+    write(folder / SUBGROUPS, [json.dumps(kept, indent=1).encode() + b"\n"])
+
+
+def kept_subgroups(folder: Path) -> Mapping[str, Any]:
+    """Return the table in a run folder; empty if there is none, or if it is of an earlier model."""
+    try:
+        found: Mapping[str, Any] = json.loads((folder / SUBGROUPS).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError):
+        raise UserError(f"{folder / SUBGROUPS} is damaged: remove it, or run `ekiden evaluate --by` again") from None
+    return found if found.get("model") == model_in(folder) else {}

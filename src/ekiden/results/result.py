@@ -29,9 +29,8 @@ from ekiden.engine.subgroups import check_divisions, divisions
 from ekiden.engine.transport import Transfer
 from ekiden.engine.worker import Setup, Worker
 from ekiden.results.clock import Devices, Timed, devices_of, timed
-from ekiden.results.coefficients import Coefficient, coefficients
 from ekiden.results.recalibration import Recalibrated, Recalibration, recalibration_in
-from ekiden.results.survival import Baseline, baseline_of
+from ekiden.results.regressions import Baseline, Coefficient, baseline_of, coefficients
 from ekiden.training.weights import Weights
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from ekiden.engine.wire import SERVER
 from ekiden.methods import known
 from ekiden.recipe import recipe_of
 from ekiden.results.clock import Devices, Timed, timed
-from ekiden.results.coefficients import Coefficient
+from ekiden.results.regressions import Coefficient
 from ekiden.results.result import coefficients_in, flat, task_in
 from ekiden.runs.plan import in_memory
 from ekiden.training.private import condition

@@ -11,8 +11,7 @@ from ekiden.data.kinds import Table
 from ekiden.data.samples import said_in
 from ekiden.data.tasks import Classification, MultiLabel, Regression, Survival
 from ekiden.methods import known
-from ekiden.results import divided
-from ekiden.results.recalibration import recalibration_in
+from ekiden.results.recalibration import kept_subgroups, recalibration_in
 from ekiden.results.result import LoadedModel, Result, flat, inputs_of, not_finished, task_in
 from ekiden.runs.summary import size, trained
 from ekiden.training.private import condition
@@ -264,7 +263,7 @@ def _baseline(result: Result) -> list[str]:
 
 def _limits(result: Result) -> list[str]:
     config = result.config
-    groups = divided.kept(result.folder).get("groups", {}) if result.folder else {}
+    groups = kept_subgroups(result.folder).get("groups", {}) if result.folder else {}
     columns = ", ".join(map(_cell, groups))
     lines = [
         *(

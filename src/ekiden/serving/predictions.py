@@ -23,8 +23,8 @@ from ekiden.data import frames
 from ekiden.data.kinds import Tokens, texts
 from ekiden.data.tasks import Classification, LanguageModelling, MultiLabel, ScaledTask, Segmentation
 from ekiden.data.tasks.base import IGNORED
+from ekiden.results.regressions import Baseline, baseline_of
 from ekiden.results.result import LoadedModel
-from ekiden.results.survival import Baseline, baseline_of
 from ekiden.serving.reading import Batch, SampleReader
 
 TABLE = "masks.csv"

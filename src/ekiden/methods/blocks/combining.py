@@ -1,13 +1,32 @@
-"""Combine models: rules for models of which some may be arbitrary, and averages class by class."""
+"""Combine models that clients trained once: rules of which some stand arbitrary models, and averages class by class."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ekiden.authoring import UserError, Weights, mean
+from ekiden.authoring import Method, OwnSamples, UserError, Weights, mean
 from ekiden.training.weights import Layout, distance
+
+Init = Literal["same", "different"]
+
+
+class Trained(NamedTuple):
+    """What a client sends."""
+
+    model: Weights  # its trained model
+    # int64, what the server needs to know: nothing (0,), n_i (1,), or n_ic of each class (K,)
+    counts: Annotated[Tensor, OwnSamples]
+
+
+class OneShot(Method):
+    """A method of one step: train at all clients, then one computation at the server."""
+
+    def steps(self, clients: int) -> int:
+        """Return 1."""
+        return 1
+
 
 Rule = Literal["mean", "median", "trimmed-mean", "krum", "geometric-median"]
 _STEPS = 100

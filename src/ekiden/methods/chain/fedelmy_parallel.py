@@ -17,7 +17,7 @@ from ekiden.authoring import (
     mean,
     on_client,
 )
-from ekiden.methods.blocks.one_shot import Init
+from ekiden.methods.blocks.combining import Init
 from ekiden.methods.chain.fedelmy import FedELMY, Measure
 
 

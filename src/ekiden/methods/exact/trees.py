@@ -33,7 +33,7 @@ from ekiden.base.modular import fixed, real
 from ekiden.base.seeds import derive
 from ekiden.data.tasks import Classification, MultiLabel
 from ekiden.engine.federation import in_order
-from ekiden.models.linear import Indicators, Linear, linear
+from ekiden.models.tables_and_texts import Indicators, Linear, linear
 from ekiden.training import frozen
 from ekiden.training.network import Network
 

@@ -21,8 +21,7 @@ from ekiden.authoring import (
     on_client,
 )
 from ekiden.data.tasks import Need
-from ekiden.methods.blocks.combining import Rule, class_mean, combine, owned, refuse
-from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
+from ekiden.methods.blocks.combining import Init, OneShot, Rule, Trained, class_mean, combine, owned, refuse
 from ekiden.methods.blocks.rounds import note_apart, shortened
 from ekiden.training.weights import Layout
 

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from ekiden.authoring import CLASSES, INITIAL, Client, Count, Fed, OwnSamples, Size, State, Traits, Weights, on_client
 from ekiden.data.tasks import Need
-from ekiden.methods.blocks.combining import owned
-from ekiden.methods.blocks.one_shot import Init, OneShot
+from ekiden.methods.blocks.combining import Init, OneShot, owned
 from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel, Rule, join
 from ekiden.training.network import Network
 

@@ -30,7 +30,7 @@ from ekiden.authoring import (
     on_client,
 )
 from ekiden.data.augment import Augment
-from ekiden.methods.blocks.one_shot import OneShot, Trained
+from ekiden.methods.blocks.combining import OneShot, Trained
 from ekiden.methods.one_shot.blocks.curvature import shares
 from ekiden.methods.one_shot.blocks.ensemble import copies
 from ekiden.models.split import SplitNetwork, as_split

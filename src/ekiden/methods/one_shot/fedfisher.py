@@ -21,7 +21,7 @@ from ekiden.authoring import (
     Weights,
     on_client,
 )
-from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
+from ekiden.methods.blocks.combining import Init, OneShot, Trained
 from ekiden.methods.one_shot.average import Average
 from ekiden.methods.one_shot.blocks.curvature import (
     Factors,

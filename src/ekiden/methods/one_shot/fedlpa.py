@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ekiden.authoring import CLASSES, INITIAL, Client, Count, Fed, Positive, Size, State, Traits, Weights, on_client
-from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
+from ekiden.methods.blocks.combining import Init, OneShot, Trained
 from ekiden.methods.one_shot.average import Average
 from ekiden.methods.one_shot.blocks.curvature import Labels, half, kronecker, length, note_averaged, refuse, shares
 from ekiden.methods.one_shot.fedfisher import unpacked

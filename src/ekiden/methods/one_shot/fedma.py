@@ -25,7 +25,7 @@ from ekiden.authoring import (
     on_client,
     require,
 )
-from ekiden.methods.blocks.one_shot import Init, Trained
+from ekiden.methods.blocks.combining import Init, Trained
 from ekiden.methods.one_shot.blocks.matching import Matching, Process, class_shares, match
 from ekiden.training.elastic import Elastic, Form, adapted, assemble, check, matrices
 from ekiden.training.network import Network

@@ -25,7 +25,7 @@ from ekiden.authoring import (
     Work,
     on_client,
 )
-from ekiden.methods.blocks.one_shot import Init, OneShot
+from ekiden.methods.blocks.combining import Init, OneShot
 from ekiden.methods.one_shot.blocks.ensemble import copies
 from ekiden.training.network import Network
 

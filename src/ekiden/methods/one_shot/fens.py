@@ -32,7 +32,7 @@ from ekiden.authoring import (
     on_client,
 )
 from ekiden.data.samples import Subset
-from ekiden.methods.blocks.one_shot import Init
+from ekiden.methods.blocks.combining import Init
 from ekiden.methods.one_shot.blocks.ensemble import copies
 from ekiden.methods.rounds.fedavg import FedAvg, ServerOptimizer
 from ekiden.training.network import Network

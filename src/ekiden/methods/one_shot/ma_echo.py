@@ -29,8 +29,7 @@ from ekiden.authoring import (
     require,
 )
 from ekiden.base.outside import require_extra
-from ekiden.methods.blocks.combining import class_mean, owned
-from ekiden.methods.blocks.one_shot import Init
+from ekiden.methods.blocks.combining import Init, class_mean, owned
 from ekiden.methods.blocks.rounds import participants, sample
 from ekiden.methods.one_shot.blocks.curvature import compress, projectors, thin
 from ekiden.methods.one_shot.blocks.ensemble import copies

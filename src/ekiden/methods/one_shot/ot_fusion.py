@@ -26,7 +26,7 @@ from ekiden.authoring import (
 )
 from ekiden.base.outside import require_extra
 from ekiden.data.tasks import Need
-from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
+from ekiden.methods.blocks.combining import Init, OneShot, Trained
 from ekiden.methods.one_shot.average import Average
 from ekiden.training.network import Network, trial
 from ekiden.training.weights import Layer, Layout

@@ -21,7 +21,7 @@ from ekiden.authoring import (
     Weights,
     on_client,
 )
-from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
+from ekiden.methods.blocks.combining import Init, OneShot, Trained
 from ekiden.methods.one_shot.blocks.matching import Process, class_shares, match
 from ekiden.training.elastic import Elastic, Form, assemble, check, matrices
 from ekiden.training.network import Network

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ekiden.authoring import Client, Count, Fed, Range, Size, State, Traits, UserError, Weights, on_client
-from ekiden.methods.blocks.one_shot import Init, OneShot, Trained
+from ekiden.methods.blocks.combining import Init, OneShot, Trained
 from ekiden.methods.one_shot.average import Average
 from ekiden.methods.one_shot.blocks.curvature import half, length, moments, note_averaged, refuse, shares, whole
 from ekiden.models.training_part import FIRST, SECOND

@@ -40,7 +40,7 @@ from ekiden.methods.statistics.newton import (
     solved,
     start,
 )
-from ekiden.models.linear import Linear, linear
+from ekiden.models.tables_and_texts import Linear, linear
 from ekiden.training import frozen
 from ekiden.training.network import Network
 

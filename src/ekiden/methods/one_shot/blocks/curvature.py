@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden.authoring import UserError, Work
-from ekiden.methods.blocks.one_shot import Trained
+from ekiden.methods.blocks.combining import Trained
 from ekiden.training.network import Network, trial
 from ekiden.training.weights import Layer, Layout
 

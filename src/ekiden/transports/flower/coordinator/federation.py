@@ -16,10 +16,9 @@ from ekiden.base.checks import Checked, Range, made, plain, reading
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.files import write
 from ekiden.transports.flower.silo import silo_file
-from ekiden.transports.flower.trust import keys, roster
-from ekiden.transports.flower.trust.agreement import check_name
+from ekiden.transports.flower.trust import keys
+from ekiden.transports.flower.trust.agreement import ROSTER, Roster, check_name, read_roster
 from ekiden.transports.flower.trust.keys import make_certificates
-from ekiden.transports.flower.trust.roster import Roster
 
 FILE = "federation.toml"
 SEEN = "seen.json"
@@ -99,7 +98,7 @@ def init(federation: Federation, public: Mapping[str, str], data: str) -> None:
         made = {name: silo_file.make(federation.silo(name), name, federation.address, data, salt) for name in here}
         _store(federation, {**public, **{name: keys.read_public(path) for name, path in made.items()}})
         for name in here:
-            silo_file.join(silo_file.read(federation.silo(name) / "silo.toml"), roster.read(folder / roster.FILE))
+            silo_file.join(silo_file.read(federation.silo(name) / "silo.toml"), read_roster(folder / ROSTER))
     except OSError as error:
         rmtree(folder, ignore_errors=True)
         raise UserError(f"cannot write {error.filename or folder}: {error.strerror}") from None
@@ -201,7 +200,7 @@ def _store(federation: Federation, public: Mapping[str, str]) -> None:
         write(federation.keys / f"{name}.pub", [f"{public[name]}\n".encode()])
     certificate = federation.certificate.read_text(encoding="utf-8")
     found = Roster(certificate, federation.silos, tuple(public[name] for name in federation.silos))
-    write(federation.folder / roster.FILE, [found.to_json().encode()])
+    write(federation.folder / ROSTER, [found.to_json().encode()])
     lines = [f"{key} = {json.dumps(value)}\n" for key, value in plain(federation).items() if key != "folder"]
     write(federation.folder / FILE, ["".join(lines).encode()])
 

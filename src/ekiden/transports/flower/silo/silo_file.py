@@ -35,8 +35,7 @@ from ekiden.methods import LAP, METHODS
 from ekiden.transports.flower.metrics import Metrics
 from ekiden.transports.flower.silo import differences
 from ekiden.transports.flower.trust import keys
-from ekiden.transports.flower.trust.agreement import check_name
-from ekiden.transports.flower.trust.roster import Roster
+from ekiden.transports.flower.trust.agreement import Roster, check_name
 
 Held = tuple[Dataset, ClientData]
 TaskKind = Literal["", "classification", "multi-label", "regression", "survival", "segmentation", "language-modelling"]

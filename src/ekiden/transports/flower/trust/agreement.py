@@ -1,4 +1,4 @@
-"""The terms that all parties of a run agree on. Every request carries them, and a silo refuses terms it rejects."""
+"""Who takes part, by public key, and the terms that all agree on: each request has them; silos refuse others."""
 
 import hashlib
 import json
@@ -13,8 +13,9 @@ from torch import nn
 
 from ekiden import models
 from ekiden.base import outside
-from ekiden.base.checks import Count, Positive, made, plain, reading
-from ekiden.base.errors import UserError
+from ekiden.base.checks import Checked, Count, Positive, made, plain, reading
+from ekiden.base.errors import UserError, at
+from ekiden.base.files import read_regular
 from ekiden.base.settings import Hardware
 from ekiden.data import schema as schemas
 from ekiden.data.augment import Augment
@@ -34,6 +35,7 @@ from ekiden.models import training_part
 from ekiden.recipe import Recipe, recipe_of
 from ekiden.training import private_sums
 from ekiden.training.private import DP
+from ekiden.transports.flower.trust import keys
 
 AGREEMENT = "agreement.json"
 """file in the run folder that holds the terms"""
@@ -306,3 +308,47 @@ NO_CODE = (
     "the run's network is code in a file, which silos do not execute for others: install it at all parties as a "
     "package (entry point ekiden.models), or use --model=hf:FOLDER"
 )
+
+
+ROSTER = "roster.json"
+_LONGEST_ROSTER = 1 << 20
+
+
+@dataclass(frozen=True)
+class Roster(Checked):
+    """Who takes part."""
+
+    certificate: str  # PEM text of the authority that signs the SuperLink's certificate
+    silos: tuple[str, ...]  # their names, in the order that methods see
+    keys: tuple[str, ...]  # their public keys
+
+    def __post_init__(self) -> None:
+        if len(self.silos) != len(self.keys) or len(set(self.silos)) != len(self.silos):
+            raise UserError("a roster names each silo once, with its key")
+        for name, key in zip(self.silos, self.keys, strict=True):
+            check_name(name, "the roster")
+            if not keys.is_name(name):
+                raise UserError(f"the roster names {name[:80]!r}, which cannot be a silo's name")
+            keys.check(key)
+
+    @property
+    def key_of(self) -> dict[str, str]:
+        """Return the public key of each silo."""
+        return dict(zip(self.silos, self.keys, strict=True))
+
+    def to_json(self) -> str:
+        """Return the roster as text."""
+        return json.dumps(plain(self), indent=1)
+
+
+def read_roster(path: Path) -> Roster:
+    """Return the roster in a file."""
+    with at(str(path)):
+        try:
+            values = json.loads(read_regular(path, _LONGEST_ROSTER))
+        except FileNotFoundError:
+            raise UserError("there is no such file: the coordinator's `ekiden federation init` wrote it") from None
+        except (ValueError, RecursionError):
+            raise UserError("this is not a roster: `ekiden federation init` writes one") from None
+        with reading("the roster", "what `ekiden federation` wrote"):
+            return made(Roster, values)
