@@ -296,6 +296,34 @@ def test_two_lists_that_differ_by_one_silo_need_its_agreement(silo_keys: dict[st
         replace(masks["a"], members=masks["a"].members[:4], fewest=3).added(None, exact(1))
 
 
+def test_three_lists_that_show_one_silo_are_refused(silo_keys: dict[str, Path], tmp_path: Path) -> None:
+    """Two lists that share one silo, and all their silos: the sums of the first two minus the third are its part."""
+    masks, parts = group(silo_keys, tmp_path), {name: exact(k) for k, name in enumerate(SILOS)}
+
+    def among(number: int, least: int = 2) -> dict[str, PartMasks]:
+        members = [m for m in masks["a"].members if m.name in ("abc", "adef", "abcdef")[number]]
+        return {
+            m.name: replace(masks[m.name], members=tuple(members), name=f"{number}-add", fewest=least) for m in members
+        }
+
+    def total(number: int, shown: bool = False) -> Tensor:
+        found: Any = None
+        for name, mask in among(number).items():
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(PartMasks, "_check_lists", lambda self: None) if shown else None
+                found = mask.added(found, parts[name])
+        assert isinstance(found.gram, Tensor)
+        return found.gram
+
+    two = total(0) + total(1)
+    sums = "a sum of a,b,c and of a,d,e,f: with a sum of a,b,c,d,e,f, what is left if they are added and subtracted"
+    with pytest.raises(UserError, match=f"{sums} would be the part of a, who did not agree"):
+        among(2)["a"].added(None, parts["a"])
+    assert isinstance(among(2)["b"].added(None, parts["b"]), Masked)  # which does not know all three
+    left: Any = two - total(2, shown=True)
+    assert torch.equal(left, parts["a"].gram)  # type: ignore[arg-type]
+
+
 def test_totals_that_do_not_fit_are_refused(silo_keys: dict[str, Path], tmp_path: Path) -> None:
     """Modulo 2^32 they would be taken for others."""
     full = torch.full((1, 2), 127.0)

@@ -12,11 +12,14 @@ import pytest
 import torch
 
 from ekiden.base.errors import UserError
-from ekiden.base.sums import Sums
+from ekiden.base.sums import Sums, measure
 from ekiden.data.curves import Followed
 from ekiden.data.samples import Subset
+from ekiden.data.tasks import Classification
 from ekiden.methods import FedGram
+from ekiden.methods.exact.blocks.fixed_features import features_of
 from ekiden.methods.exact.fedgram import Handoff
+from ekiden.models import build
 from ekiden.transports.flower.silo import differences, policy
 from ekiden.transports.flower.silo.silo import Silo
 from ekiden.transports.flower.silo.silo_file import SiloFile, read
@@ -246,3 +249,33 @@ def test_the_difference_of_two_evaluations_of_a_model_is_refused(tmp_path: Path)
     measured(rows[10:])
     measured(rows.repeat_interleave(2))
     measured(rows)
+
+
+def test_combinations_of_three_and_four_runs_are_patients_and_are_refused(tmp_path: Path) -> None:
+    """Any two of these runs differ in ten samples or more, and the totals of all, added and subtracted, are one."""
+    held = mine(NAMES[1])[1].train
+    method = FedGram(dictionary="seed", width=20)
+    features = features_of(method.own_network(build("linear", (1, 8, 8), 10), (1, 8, 8), 10, Classification()))
+
+    def total(rows: torch.Tensor) -> torch.Tensor:
+        part = Subset(held.samples, held.rows[rows])
+        return measure([(features(part.x.float() / 255), part.y)], 10, 20).matrix()
+
+    every = torch.arange(100)
+    years = [every[:40], every[40:99], every]  # a silo's samples of two years, and of both with one more
+    late = torch.cat([every[:50], every[60:75]])
+    cohorts = [
+        every[:50],
+        late,
+        every[:61],
+        every[:75],
+    ]  # without and with two cohorts, one of which has a sample twice
+    for number, (runs, signs) in enumerate(((years, (1, 1, -1)), (cohorts, (1, -1, -1, 1)))):
+        left = sum(sign * total(rows) for sign, rows in zip(signs, runs, strict=True))
+        assert torch.linalg.matrix_rank(left) == 1
+        folder = tmp_path / str(number)
+        for rows in (*runs[:-1], runs[0]):
+            differences.note_rows(folder, Subset(held.samples, held.rows[rows]), "training", 10)
+        with pytest.raises(UserError, match=f"{len(runs) - 1} earlier runs, added and subtracted, leave fewer than 10"):
+            differences.note_rows(folder, Subset(held.samples, held.rows[runs[-1]]), "training", 10)
+        differences.note_rows(folder, Subset(held.samples, held.rows[every[5:70]]), "training", 10)

@@ -16,6 +16,7 @@ from ekiden.base.errors import UserError, counted
 from ekiden.base.files import lock_file, locked, write_once
 from ekiden.data.kinds import Table
 from ekiden.data.samples import ClientData, Dataset, Subset
+from ekiden.transports.flower.trust.combinations import nearly_cancelled
 
 FILE = "told.jsonl"
 """file in the silo's folder: a line for each sum of columns that it told, never changed"""
@@ -93,7 +94,7 @@ def note_rows(folder: Path, part: Subset, kind: str, least: int) -> None:
         least: the smallest number of rows by which two runs may differ.
 
     Raises:
-        UserError: an earlier run summed over nearly the same rows.
+        UserError: an earlier run summed over nearly the same rows, or a combination of up to three did.
     """
     kept = folder / "summed" / kind
     salt = _salt(folder, kept)
@@ -106,16 +107,16 @@ def note_rows(folder: Path, part: Subset, kind: str, least: int) -> None:
     kept.mkdir(mode=0o700, parents=True, exist_ok=True)
     if (kept / name).exists():
         return
-    for file in sorted(kept.iterdir()):
-        before = np.frombuffer(file.read_bytes(), "<u8")
-        _, place = np.unique(np.concatenate([now, before]), return_inverse=True)
-        apart = np.bincount(place, weights=np.repeat([1.0, -1.0], [len(now), len(before)]))
-        if np.abs(apart).sum() < least:
-            raise UserError(
-                f"an earlier run summed over the same {kind} samples except for fewer than {least}: the difference "
-                "would show these. Wait for more, use the earlier samples, or set differences = true under [limits] in "
-                f"silo.toml; if no earlier run has ended, remove {file}"
-            )
+    files = sorted(kept.iterdir())
+    for places, _ in nearly_cancelled(now, [np.frombuffer(file.read_bytes(), "<u8") for file in files], least):
+        before = [files[place] for place in places]
+        what = f"an earlier run summed over the same {kind} samples except for fewer than {least}: the difference"
+        if len(before) > 1:
+            what = f"{len(before)} earlier runs, added and subtracted, leave fewer than {least} {kind} samples: that"
+        raise UserError(
+            f"{what} would show these. Wait for more, use the earlier samples, or set differences = true under "
+            f"[limits] in silo.toml; if no earlier run has ended, remove {' '.join(map(str, before))}"
+        )
     write_once(kept / name, b"".join(rows))
 
 

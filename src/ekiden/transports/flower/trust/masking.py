@@ -28,6 +28,7 @@ from ekiden.engine import wire
 from ekiden.engine.transport import opened, summands
 from ekiden.transports.flower.trust import custody, keys, sealing
 from ekiden.transports.flower.trust.agreement import Agreement
+from ekiden.transports.flower.trust.combinations import nearly_cancelled
 from ekiden.transports.flower.trust.sealing import Party, Reader
 
 _BLOCK = 1 << 20
@@ -116,22 +117,31 @@ class PartMasks:
     def _check_lists(self) -> None:
         """Refuse a list that differs from an earlier one by too few silos, of any run here.
 
-        The difference of the two totals would be the part of these silos, unless they agree to that.
+        The difference of the two totals would be the part of these silos, unless they agree to that. The same holds for
+        combinations of up to four sums, as far as this silo gave its part to all of them.
         """
         names = [m.name for m in self.members]
         if self.regroups and self._opened.exists():
             self._check_opened(self._opened.read_bytes())
-        for file in sorted(self.folder.parent.glob(f"*/{self.lists}*")):
-            if self.regroups and file.parent == self.folder:
+        kept = {
+            file.read_text(encoding="utf-8"): file
+            for file in sorted(self.folder.parent.glob(f"*/{self.lists}*"))
+            if not (self.regroups and file.parent == self.folder)
+        }
+        lists = [text.split(",") for text in kept]
+        known = sorted({*names, *(name for one in lists for name in one)})
+        now, *before = (np.array([known.index(name) for name in one], "<u8") for one in (names, *lists))
+        for places, left in nearly_cancelled(now, before, self.fewest):
+            apart = [known[int(one)] for one in left]
+            if all(self.released(name, names) for name in apart):
                 continue
-            before = set(file.read_text(encoding="utf-8").split(","))
-            apart = sorted(before.symmetric_difference(names))
-            if 0 < len(apart) < self.fewest and not all(self.released(name, names) for name in apart):
-                raise UserError(
-                    f"{self.party.name} gave its part to a sum of {','.join(sorted(before))}: with a sum of "
-                    f"{','.join(sorted(names))}, the difference would be the part of {','.join(apart)}, who did not "
-                    f"agree to that (`ekiden silo release`); see limits.min_clients, or {file.parent}"
-                )
+            sums = " and of ".join(",".join(sorted(lists[place])) for place in places)
+            how = "the difference" if len(places) == 1 else "what is left if they are added and subtracted"
+            raise UserError(
+                f"{self.party.name} gave its part to a sum of {sums}: with a sum of {','.join(sorted(names))}, {how} "
+                f"would be the part of {','.join(apart)}, who did not agree to that (`ekiden silo release`); see "
+                f"limits.min_clients, or {[*kept.values()][places[0]].parent}"
+            )
 
     def leave(self) -> None:
         """Note the list of members, before the part leaves this silo; the coordinator could open the sum then."""
