@@ -96,12 +96,7 @@ class Recipe(Checked, Generic[M_co]):
 
 
 def recipe_of(values: object, reader: str = "the version of Ekiden that wrote it") -> Recipe[Method]:
-    """Return the recipe with these plain values.
-
-    Args:
-        values: from `Recipe.to_json`.
-        reader: what to use if they cannot be read, for the message.
-    """
+    """Return the recipe with these plain values."""
     if not isinstance(values, Mapping) or not isinstance(values.get("method"), str):
         raise UserError(f"the settings of the run cannot be read (they name no method): use {reader}")
     kind = method_named(values["method"])

@@ -51,19 +51,14 @@ class Counted(NamedTuple):
 
 @dataclass(frozen=True)
 class Care:
-    """How carefully a silo tells about its samples.
+    """How carefully a silo tells about its samples."""
 
-    Attributes:
-        samples: with fewer samples nothing is told. If `coarse`, bins of scores with fewer are joined.
-        positives: samples of classes, and labels, with fewer samples are left out of what is told by class.
-        coarse: whether another party could have made the model, so that it answers to one sample. Then scores in sparse
-            bins are moved to their neighbours, and one sample moves a sum by a few steps only.
-        times: between and after which enough samples end, so that survival is told there; None: of all times.
-    """
-
-    samples: int = 1
-    positives: int = 1
+    samples: int = 1  # with fewer samples nothing is told. If `coarse`, bins of scores with fewer are joined.
+    positives: int = 1  # samples of classes, and labels, with fewer samples are left out of what is told by class
+    # whether another party could have made the model, so that it answers to one sample. Then scores in sparse bins are
+    # moved to their neighbours, and one sample moves a sum by a few steps only.
     coarse: bool = False
+    # between and after which enough samples end, so that survival is told there; None: of all times
     times: tuple[float, ...] | None = None
 
 
@@ -71,18 +66,12 @@ EXACT = Care()
 
 
 class Counting(ABC):
-    """Counts what a model answers to samples of one task.
-
-    Attributes:
-        task: what the labels mean.
-        outputs: K.
-        full: whether scores are counted in bins, too, where the task has scores.
-    """
+    """Counts what a model answers to samples of one task."""
 
     def __init__(self, task: Task, outputs: int, *, full: bool) -> None:
-        self.task = task
-        self.outputs = outputs
-        self.full = full
+        self.task = task  # what the labels mean
+        self.outputs = outputs  # K
+        self.full = full  # whether scores are counted in bins, too, where the task has scores
 
     @abstractmethod
     def parts(self) -> Sequence[Counted]:

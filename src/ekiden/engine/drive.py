@@ -73,15 +73,7 @@ class _Report:
     def step(
         self, state: State, row: Row, called: Iterable[str], written: Mapping[str, str] | None, began: float
     ) -> None:
-        """Note that a step which began at this time is done.
-
-        Args:
-            state: after the step.
-            row: its metrics.
-            called: clients that did a task.
-            written: when each client's private state was written.
-            began: the time.
-        """
+        """Note that a step which began at this time is done."""
         self._trace.metrics.append(row)
         if folder := self._folder:
             folder.called(called)

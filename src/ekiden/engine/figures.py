@@ -17,80 +17,53 @@ RECALIBRATIONS = ("platt", "temperature")
 
 @dataclass(frozen=True)
 class Foretold:
-    """Samples with about the same predicted survival at a time, or all.
+    """Samples with about the same predicted survival at a time, or all."""
 
-    Attributes:
-        samples: how many there are.
-        predicted: mean of the predicted survival.
-        observed: share without the event, if all had been followed so long; see `OfTimes`.
-        interval: of this share, 95 % (Wilson), as if weights were known.
-    """
-
-    samples: int
-    predicted: float
-    observed: float
-    interval: Interval
+    samples: int  # how many there are
+    predicted: float  # mean of the predicted survival
+    observed: float  # share without the event, if all had been followed so long; see `OfTimes`
+    interval: Interval  # of this share, 95 % (Wilson), as if weights were known
 
 
 @dataclass(frozen=True)
 class AtTime:
-    """How well the survival is predicted at a time.
-
-    Attributes:
-        time: the time.
-        brier: mean of (predicted survival - o)², where o is 1 without the event and 0 with it.
-        interval: of the Brier score, 95 %, as if weights were known.
-        guess: Brier score of predicting the observed share for everybody.
-        whole: all samples.
-        groups: those with a predicted survival below 10 %, below 20 %, ..., without empty ones.
-    """
+    """How well the survival is predicted at a time."""
 
     time: float
-    brier: float
-    interval: Interval
-    guess: float
-    whole: Foretold
-    groups: tuple[Foretold, ...]
+    brier: float  # mean of (predicted survival - o)², where o is 1 without the event and 0 with it
+    interval: Interval  # of the Brier score, 95 %, as if weights were known
+    guess: float  # Brier score of predicting the observed share for everybody
+    whole: Foretold  # all samples
+    groups: tuple[Foretold, ...]  # those with a predicted survival below 10 %, below 20 %, ..., without empty ones
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What follows from counts. Figures that are not defined are absent.
+    """What follows from counts. Figures that are not defined are absent."""
 
-    Attributes:
-        samples: test samples that were counted.
-        silos: silos that told about their samples.
-        values: the metrics of the task, by their names; of two classes also slope and calibration in the large.
-        intervals: 95 % intervals of some of them, as if samples were drawn independently.
-        errors: how far a value from binned scores can be from that of the scores themselves; absent if scores in sparse
-            bins were moved.
-        joined: whether some silos moved scores in sparse bins to their neighbours, so that these errors are not known.
-        each: the metrics of each class, label or target.
-        prevalence: share of each class, or of samples with each label.
-        majority: accuracy of always giving the commonest label of the training samples.
-        thresholds: of two classes.
-        calibration: of two classes, by tenths of the samples: samples, mean score, share of the second class.
-        recalibration: of two classes: slope a and intercept b of the logit a·z + b, with z that of the second class's
-            probability, which has the greatest likelihood; `platt`, and `temperature` with b = 0 (T = 1/a). 1 and 0 if
-            probabilities are as they should be.
-        confusion: samples (pixels) by label and answer.
-        survival: at the task's times, where silos tell it.
-    """
-
-    samples: int
-    silos: int
+    samples: int  # test samples that were counted
+    silos: int  # silos that told about their samples
+    # the metrics of the task, by their names; of two classes also slope and calibration in the large
     values: Mapping[str, float] = field(default_factory=dict)
+    # 95 % intervals of some of them, as if samples were drawn independently
     intervals: Mapping[str, Interval] = field(default_factory=dict)
+    # how far a value from binned scores can be from that of the scores themselves; absent if scores in sparse bins were
+    # moved
     errors: Mapping[str, float] = field(default_factory=dict)
+    # whether some silos moved scores in sparse bins to their neighbours, so that these errors are not known
     joined: bool = False
-    each: tuple[Mapping[str, float], ...] = ()
-    prevalence: tuple[float, ...] = ()
-    majority: float | None = None
-    thresholds: tuple[Threshold, ...] = ()
+    each: tuple[Mapping[str, float], ...] = ()  # the metrics of each class, label or target
+    prevalence: tuple[float, ...] = ()  # share of each class, or of samples with each label
+    majority: float | None = None  # accuracy of always giving the commonest label of the training samples
+    thresholds: tuple[Threshold, ...] = ()  # of two classes
+    # of two classes, by tenths of the samples: samples, mean score, share of the second class
     calibration: tuple[tuple[int, float, float], ...] = ()
+    # of two classes: slope a and intercept b of the logit a·z + b, with z that of the second class's probability, which
+    # has the greatest likelihood; `platt`, and `temperature` with b = 0 (T = 1/a). 1 and 0 if probabilities are as they
+    # should be.
     recalibration: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    confusion: tuple[tuple[int, ...], ...] = ()
-    survival: tuple[AtTime, ...] = ()
+    confusion: tuple[tuple[int, ...], ...] = ()  # samples (pixels) by label and answer
+    survival: tuple[AtTime, ...] = ()  # at the task's times, where silos tell it
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as plain values, as a file has them, without those that are empty."""

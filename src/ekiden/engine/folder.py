@@ -138,11 +138,6 @@ class RunFolder:
     def __init__(self, path: Path, config: Mapping[str, Any], clients: Mapping[str, ClientData] | None = None) -> None:
         """Create the folder, or open one that exists.
 
-        Args:
-            path: where it is.
-            config: what is run.
-            clients: the data of each client, if they are on this machine.
-
         Raises:
             InUse: another process is using it.
         """
@@ -230,13 +225,7 @@ class RunFolder:
             raise disk_error(error, self.path / name) from error
 
     def save(self, state: State, marks: Marks, written: Mapping[str, str] | None = None) -> None:
-        """Write the state after a step, from which the run resumes from now on. Delete results of earlier steps.
-
-        Args:
-            state: what the method knows.
-            marks: where the run stands.
-            written: `Transport.written`.
-        """
+        """Write the state after a step, from which the run resumes from now on. Delete results of earlier steps."""
         for stale in (self.path / "model.safetensors", *self.path.glob("personal/*.safetensors")):
             stale.unlink(missing_ok=True)
         for name in ("metrics.jsonl", "ledger.jsonl", _PASSES, _DATA):

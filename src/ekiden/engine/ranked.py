@@ -25,57 +25,34 @@ _TENTHS = 10  # points of a calibration curve
 
 @dataclass(frozen=True)
 class Threshold:
-    """How well a threshold of the second class's probability tells the two classes apart.
+    """How well a threshold of the second class's probability tells the two classes apart."""
 
-    Attributes:
-        rule: how it was chosen.
-        threshold: samples with this probability or more are called positive.
-        sensitivity: share of the positive samples that are.
-        specificity: share of the negative samples that are not.
-        predictive: share of the samples called positive that are; None if there is none.
-        negative_predictive: share of the samples called negative that are.
-        intervals: of sensitivity and specificity, 95 % (Wilson).
-    """
-
-    rule: str
-    threshold: float
-    sensitivity: float
-    specificity: float
-    predictive: float | None
-    negative_predictive: float | None
-    intervals: Mapping[str, Interval]
+    rule: str  # how it was chosen
+    threshold: float  # samples with this probability or more are called positive
+    sensitivity: float  # share of the positive samples that are
+    specificity: float  # share of the negative samples that are not
+    predictive: float | None  # share of the samples called positive that are; None if there is none
+    negative_predictive: float | None  # share of the samples called negative that are
+    intervals: Mapping[str, Interval]  # of sensitivity and specificity, 95 % (Wilson)
 
 
 @dataclass(frozen=True)
 class Wanted(Checked):
-    """Which thresholds are shown, in addition to 0.5 and Youden's.
+    """Which thresholds are shown, in addition to 0.5 and Youden's."""
 
-    Attributes:
-        threshold: one that was chosen before.
-        sensitivity: the least that the highest threshold must have.
-        bootstrap: whether intervals without a formula are computed, which takes longest.
-    """
-
-    threshold: Annotated[float, Range(least=0, most=1)] | None = None
-    sensitivity: Annotated[float, Range(least=0, most=1)] = 0.95
-    bootstrap: bool = True
+    threshold: Annotated[float, Range(least=0, most=1)] | None = None  # one that was chosen before
+    sensitivity: Annotated[float, Range(least=0, most=1)] = 0.95  # the least that the highest threshold must have
+    bootstrap: bool = True  # whether intervals without a formula are computed, which takes longest
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """Samples without (`low`) and with a label (`high`) by bins of its score, ascending.
+    """Samples without (`low`) and with a label (`high`) by bins of its score, ascending."""
 
-    Attributes:
-        low: (bins,) samples without the label.
-        high: (bins,) samples with it.
-        middles: (bins,) a probability within each bin.
-        bounds: (bins + 1,) the probabilities between which the bins lie.
-    """
-
-    low: "np.ndarray[Any, Any]"
-    high: "np.ndarray[Any, Any]"
-    middles: "np.ndarray[Any, Any]"
-    bounds: "np.ndarray[Any, Any]"
+    low: "np.ndarray[Any, Any]"  # (bins,) samples without the label
+    high: "np.ndarray[Any, Any]"  # (bins,) samples with it
+    middles: "np.ndarray[Any, Any]"  # (bins,) a probability within each bin
+    bounds: "np.ndarray[Any, Any]"  # (bins + 1,) the probabilities between which the bins lie
 
     @property
     def both(self) -> bool:

@@ -31,15 +31,10 @@ _TENTHS = 10
 
 @dataclass(frozen=True)
 class Division:
-    """A column that divides samples into subgroups.
+    """A column that divides samples into subgroups."""
 
-    Attributes:
-        column: name of a column that the model gets, or "domain".
-        bounds: of a column of numbers, ascending: a subgroup begins at each of them.
-    """
-
-    column: str
-    bounds: tuple[float, ...] = ()
+    column: str  # name of a column that the model gets, or "domain"
+    bounds: tuple[float, ...] = ()  # of a column of numbers, ascending: a subgroup begins at each of them
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -222,41 +217,28 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True)
 class Subgroup:
-    """What follows from the counts of one subgroup.
+    """What follows from the counts of one subgroup."""
 
-    Attributes:
-        column: what divides the samples.
-        name: the subgroup.
-        samples: of which something was told.
-        positives: of two classes, samples of the second one.
-        values: figures, by name; sensitivity and specificity at the table's threshold; `shift` of the scores.
-        intervals: 95 % intervals of some of them.
-        gaps: differences from the others.
-        recalibration: slope and intercept of the label on the logit of the score; 1 and 0 if probabilities are right.
-    """
-
-    column: str
-    name: str
-    samples: int
-    positives: int | None = None
+    column: str  # what divides the samples
+    name: str  # the subgroup
+    samples: int  # about which something is reported
+    positives: int | None = None  # of two classes, samples of the second one
+    # figures, by name; sensitivity and specificity at the table's threshold; `shift` of the scores
     values: Mapping[str, float] = field(default_factory=dict)
-    intervals: Mapping[str, Interval] = field(default_factory=dict)
-    gaps: Mapping[str, Gap] = field(default_factory=dict)
+    intervals: Mapping[str, Interval] = field(default_factory=dict)  # 95 % intervals of some of them
+    gaps: Mapping[str, Gap] = field(default_factory=dict)  # differences from the others
+    # slope and intercept of the label on the logit of the score; 1 and 0 if probabilities are right
     recalibration: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
 class Subgroups:
-    """A table of subgroups.
+    """A table of subgroups."""
 
-    Attributes:
-        rows: the subgroups of which something was told.
-        threshold: of two classes: samples with this probability of the second one, or more, are called positive.
-        untold: samples of which nothing was told, by column: in subgroups that are small, or would show small ones.
-    """
-
-    rows: tuple[Subgroup, ...]
+    rows: tuple[Subgroup, ...]  # the subgroups about which something is reported
+    # of two classes: samples with this probability of the second one, or more, are called positive
     threshold: float | None = None
+    # samples of which nothing was told, by column: in subgroups that are small, or would show small ones
     untold: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -32,12 +32,6 @@ class Scattering(nn.Module):
     frequencies are kept, and the channels of each are whitened by their covariance for dead leaves, which are images of
     random ellipses that hide each other. So nothing depends on data, and usual images have about the same variance in
     all directions. Noise of differential privacy then hides none of them first.
-
-    Attributes:
-        keep: k, spatial frequencies in each direction.
-        width: D, the number of features, at most 2,200.
-        centre: (k², C) the mean of each channel, for dead leaves.
-        whiten: (k², C, C).
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -45,10 +39,11 @@ class Scattering(nn.Module):
         super().__init__()
         colours, *sides = shape
         maps = colours * _MAPS
+        # k, spatial frequencies in each direction
         self.keep = max(1, min(_KEEP, math.isqrt(_MOST // maps), *(-(-side // _SCALE) for side in sides)))
-        self.width = maps * self.keep**2
-        self.centre = nn.Parameter(torch.zeros(self.keep**2, maps))
-        self.whiten = nn.Parameter(torch.zeros(self.keep**2, maps, maps))
+        self.width = maps * self.keep**2  # D, the number of features, at most 2,200
+        self.centre = nn.Parameter(torch.zeros(self.keep**2, maps))  # (k², C) the mean of each channel, for dead leaves
+        self.whiten = nn.Parameter(torch.zeros(self.keep**2, maps, maps))  # (k², C, C)
         if not self.centre.is_meta:
             with torch.no_grad(), torch.device("cpu"):
                 centre, whiten = _whitening(shape, self.keep)

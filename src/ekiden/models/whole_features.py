@@ -44,13 +44,7 @@ class WholeFeatures(nn.Module, ABC):
 
     @abstractmethod
     def settle(self, x: Tensor, scaling: Scaling, draw: torch.Generator) -> None:
-        """Settle these values from samples.
-
-        Args:
-            x: some inputs (b, ...).
-            scaling: how they were normalised.
-            draw: generator on the CPU for random values.
-        """
+        """Settle these values from samples."""
 
     @abstractmethod
     def fix(self) -> None:
@@ -124,13 +118,7 @@ class RandomReLU(OfVectors):
     settled: Mapping[str, torch.dtype] = dict.fromkeys(("centre", "scale", "gain"), torch.float32)
 
     def __init__(self, inputs: int, width: int, *, direct: bool = False) -> None:
-        """Draw the units.
-
-        Args:
-            inputs: d, numbers of a sample.
-            width: D.
-            direct: whether the inputs are features too.
-        """
+        """Draw the units."""
         super().__init__(inputs)
         self.width, self.direct = width, direct
         units = width - inputs if direct else width

@@ -230,14 +230,7 @@ def by_client(setting: str, number: int, groups: Sequence[Group]) -> Drawing | M
 def by_group(
     kind: str, name: str, accuracies: Mapping[str, Mapping[str, tuple[int, float]]], metric: Metric
 ) -> Drawing:
-    """Draw the final accuracy of every method on each class or domain.
-
-    Args:
-        kind: "class" or "domain".
-        name: of the figure's files.
-        accuracies: by method and group, the number of test samples and the metric.
-        metric: the metric that is drawn.
-    """
+    """Draw the final accuracy of every method on each class or domain."""
     methods = list(accuracies)
     groups = list(accuracies[methods[0]])
     values = np.array([[metric.scale * accuracies[m][g][1] for g in groups] for m in methods])

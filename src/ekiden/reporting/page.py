@@ -52,15 +52,7 @@ class Details:
 
 
 def compose(found: Found, details: int, say: Say, opener: Opener, devices: Devices | None = None) -> Iterator[Section]:
-    """Return all sections, each made when it is asked for.
-
-    Args:
-        found: the runs.
-        details: number of methods that get their own figures; with 0 no data are read.
-        say: shows a line of progress to the user.
-        opener: reads the data and models of a run.
-        devices: for curves over simulated time.
-    """
+    """Return all sections, each made when it is asked for."""
     yield _section("results", "Results", "Results", "", results(found))
     yield _section("cost", "Cost", "What it took", _COST, _each(found, lambda i, s, g: [costs(s, i, g)]))
     say("curves")
@@ -262,17 +254,7 @@ def report(
     network: ModelSource | None = None,
     devices: Devices | None = None,
 ) -> Found:
-    """Write the report on some runs into a folder. Only an older report there is replaced.
-
-    Args:
-        paths: run folders, or folders that hold them.
-        out: gets `index.html`, `figures/` (PNG and SVG) and `data/` (CSV).
-        details: number of methods that get their own figures.
-        say: tells the user what is being done.
-        data: the data of runs that were given them in Python.
-        network: the network of such runs, if it is not in the library.
-        devices: for curves over simulated time.
-    """
+    """Write the report on some runs into a folder. Only an older report there is replaced."""
     _check(out)
     out = out.resolve()
     found = collect(paths)

@@ -210,12 +210,7 @@ def _setting(run: Summary, dataset: str) -> str:
 
 
 def _named(groups: Iterable[tuple[Summary, ...]], columns: set[str]) -> tuple[Group, ...]:
-    """Name each group so that it can be told from the others of its setting.
-
-    Args:
-        groups: runs that belong together.
-        columns: experiments whose tables have methods as columns.
-    """
+    """Name each group so that it can be told from the others of its setting."""
     groups = tuple(groups)
     paths = dict.fromkeys(str(runs[0].config["dataset"]) for runs in groups)
     files = [Path(path).name for path in paths]  # which are enough if no two are equal

@@ -134,13 +134,6 @@ def timed(devices: Devices, clients: Sequence[str], steps: int, ledger: Iterable
       both ends; several values at one receiver share its bandwidth.
     - Nothing else waits: a client that nobody needs does not hold up a step of others.
 
-    Args:
-        devices: of all parties.
-        clients: names of all clients.
-        steps: how many steps are done.
-        ledger: every transfer, in order.
-        passes: what each task computed.
-
     Raises:
         UserError: the passes of a step were not kept.
     """

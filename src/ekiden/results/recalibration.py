@@ -37,12 +37,6 @@ class Recalibration(Checked):
     def fitted(cls, form: Form, found: Figures, threshold: float | None, model: str) -> Self:
         """Return the recalibration that follows from figures on validation samples.
 
-        Args:
-            form: which one.
-            found: the figures.
-            threshold: the chosen threshold of the recalibrated probability; None: Youden's on these samples.
-            model: digest of the file of the model.
-
         Raises:
             UserError: no recalibration follows from them.
         """

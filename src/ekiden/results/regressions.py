@@ -28,13 +28,7 @@ class Baseline(Checked):
 
     @classmethod
     def of(cls, task: Task, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self | None:
-        """Return the baseline of a run's model; None if it has none.
-
-        Args:
-            task: what the labels mean.
-            settings: hyperparameters of the run's method.
-            tensors: of the model, by name.
-        """
+        """Return the baseline of a run's model; None if it has none."""
         if not isinstance(task, Survival):
             return None
         if "family" not in settings:

@@ -247,13 +247,7 @@ def following(
 
 @contextmanager
 def watching(names: Sequence[str], folder: Path, steps: int) -> Iterator[Callable[[], None]]:
-    """Give a callable that tells the trackers what another process has written into `folder` since the last call.
-
-    Args:
-        names: names of the trackers.
-        folder: the run folder; trackers hear nothing before it exists.
-        steps: number of steps of the run.
-    """
+    """Give a callable that tells the trackers what another process has written into `folder` since the last call."""
     followers: list[_Follower] = []
     last = 0
 

@@ -268,16 +268,7 @@ def rerun(
     folder: Path,
     **more: Any,
 ) -> api.Result:
-    """Run what the configuration of a run from Python says, in a new folder or in its own.
-
-    Args:
-        before: the configuration; its recipe, data and network are the other arguments.
-        recipe: what is run.
-        data: who holds what.
-        network: the user's own network; None takes the one that the recipe names.
-        folder: the run folder.
-        **more: further fields of `api.How`.
-    """
+    """Run what the configuration of a run from Python says, in a new folder or in its own."""
     how = api.How(
         hardware=settings_in(before)[1],
         folder=folder,
@@ -347,12 +338,7 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
 
 
 def read(path: Path, method: str = "") -> Plan[Method]:
-    """Read the plan in a file of settings.
-
-    Args:
-        path: TOML file.
-        method: the method, if the file names none.
-    """
+    """Read the plan in a file of settings."""
     with at(str(path)):
         try:
             values = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -67,11 +67,6 @@ def audit(result: Result, data: FederatedData | None = None, shadows: int = 0) -
     does not prove that there is nothing to find. With `shadows`, the global model is also attacked as in that paper
     (LiRA), see `likelihood_ratios`.
 
-    Args:
-        result: the run.
-        data: the run's silos; None reads them again.
-        shadows: how many models the attacker trains, at least 4; 0: none.
-
     Raises:
         UserError: the data are not here, or too few; or there are fewer shadows.
     """

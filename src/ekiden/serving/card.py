@@ -66,13 +66,7 @@ def card(result: Result) -> str:
 
 
 def usage(model: LoadedModel, takes: str, pretrained: bool = False) -> str:
-    """Return how an exported folder is used in plain PyTorch, and with `pretrained` also in transformers.
-
-    Args:
-        model: the model.
-        takes: what it takes, in words.
-        pretrained: whether the folder has a body for transformers.
-    """
+    """Return how an exported folder is used in plain PyTorch, and with `pretrained` also in transformers."""
     raw = [f"torch.zeros(1, {', '.join(map(str, model.shape))}, dtype={model.inputs.dtype})"]
     if isinstance(model.inputs, Table):
         count = {"float64": len(model.inputs.numeric), "int64": len(model.inputs.categorical)}

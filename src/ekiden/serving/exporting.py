@@ -50,12 +50,7 @@ class Rows(nn.Module):
     """A model that takes unscaled rows."""
 
     def __init__(self, encoded: nn.Module, table: Table) -> None:
-        """Wrap a model.
-
-        Args:
-            encoded: takes encoded rows (b, d).
-            table: the columns and their encoding.
-        """
+        """Wrap a model."""
         super().__init__()
         self.encoded = encoded
         self.numeric, self.categorical = bool(table.numeric), bool(table.categorical)
@@ -133,12 +128,7 @@ def columns_taken(table: Table, *, named: bool) -> str:
 
 
 def take_columns(model: Any, table: Table) -> None:
-    """Change an ONNX model that takes the parts of `Rows` so that it takes a named input for each column.
-
-    Args:
-        model: an `onnx_ir.Model`; it is changed.
-        table: the columns.
-    """
+    """Change an ONNX model (`onnx_ir.Model`) that takes parts of `Rows`: it gets a named input for each column."""
     import onnx_ir as ir  # noqa: PLC0415  (comes with the extra)
 
     graph = model.graph
@@ -189,11 +179,6 @@ def _free_names(graph: Any, taken: set[str]) -> None:
 
 def save_backbone(model: LoadedModel, x: Tensor, folder: Path) -> bool:
     """Write the body of the network to `folder`/backbone, with its adapters merged, and open it again to compare.
-
-    Args:
-        model: the model with the network.
-        x: samples on which features are compared.
-        folder: the folder of the export.
 
     Returns:
         Whether the network has a body of transformers; otherwise nothing is written.

@@ -101,12 +101,7 @@ class Line:
 
 
 def judgement(compared: Comparison, reason: str) -> dict[str, str]:
-    """Return the columns of a line that compare our value with the printed one.
-
-    Args:
-        compared: our value and the printed one.
-        reason: why they cannot be compared; empty if they can.
-    """
+    """Return the columns of a line that compare our value with the printed one."""
     beside = {"printed": as_printed(compared.printed), "difference": f"{compared.difference:+.2f}"}
     if reason:
         return beside | {"verdict": f"not comparable: {reason}"}
@@ -414,12 +409,7 @@ _COPY = re.compile(r"^- `([^`]+)`: .*(?:\n  .*)*", flags=re.MULTILINE)
 
 
 def paragraph_on_copies(names: Iterable[str], old: str = "") -> list[str]:
-    """Return the lines of a Markdown paragraph about data sets; none if there is nothing to say.
-
-    Args:
-        names: names of data sets. Only those in `$EKIDEN_DATA` are described.
-        old: a text with such a paragraph. Its lines about data sets that are not there are kept.
-    """
+    """Return the lines of a Markdown paragraph about data sets; none if there is nothing to say."""
     said = {found[1]: found[0] for found in _COPY.finditer(old)}
     for name in dict.fromkeys(names):
         if copy := copy_described(name):

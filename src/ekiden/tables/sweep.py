@@ -189,15 +189,7 @@ class Sweep:
 def plan_sweep(
     file: Path, budget: str, out: Path | None, recorded: Path | None = None, reuse: Sequence[Path] = ()
 ) -> Sweep:
-    """Make the sweep over a file; nothing is written.
-
-    Args:
-        file: the experiment file.
-        budget: name of the budget.
-        out: sweep folder, if not the usual one.
-        recorded: file of records; it may not exist yet.
-        reuse: files of records and sweep folders of other experiments; their runs count here if their plan is the same.
-    """
+    """Make the sweep over a file; nothing is written."""
     found = experiment.read(file, budget)
     name = file.stem if budget == PAPER else f"{file.stem}-{budget}"
     known = _known(recorded, file.stem, budget)
@@ -305,13 +297,7 @@ class SweepOutcomes:
     """Keeps how the runs of a sweep end: why they failed, and records of those that are finished."""
 
     def __init__(self, sweep: Sweep, content: str, file: Path | None) -> None:
-        """Make the sweep folder, and record the runs that are finished.
-
-        Args:
-            sweep: the sweep.
-            content: text of the experiment file.
-            file: the file of records; None keeps no records.
-        """
+        """Make the sweep folder, and record the runs that are finished."""
         self.failed: dict[str, str] = {}  # why runs failed, by the names of their folders
         self.elsewhere: list[SweepRun] = []  # runs on which another process is working
         self._sweep, self._file, self._tried = sweep, file, set[str]()

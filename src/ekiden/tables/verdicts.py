@@ -393,14 +393,7 @@ def contrasts(experiment: Experiment, results: Sequence[CellResult]) -> tuple[Co
 
 
 def difference(ours: CellResult, other: CellResult, label: str, seeds: int) -> Difference | None:
-    """Return ours minus the other's over the seeds that both have; None if there are none, or the data measured differ.
-
-    Args:
-        ours: finished runs of a cell.
-        other: finished runs of another cell.
-        label: label of the other method.
-        seeds: number of seeds that a complete comparison has.
-    """
+    """Return ours minus the other's over the seeds of both; None if there are none, or the data measured differ."""
     theirs = _by_seed(other)
     points = tuple(value - theirs[seed] for seed, value in _by_seed(ours).items() if seed in theirs)
     pooled = other.cell.plan is not None and other.cell.plan.recipe.method.traits.pools_data

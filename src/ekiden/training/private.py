@@ -213,12 +213,9 @@ class Noise:
     """A stream of random numbers that nobody can foretell without its key: SHAKE-256 of key, purpose and place.
 
     PyTorch's generators do not suffice: their state follows from a few thousand outputs.
-
-    Attributes:
-        key: 32 bytes.
     """
 
-    key: bytes
+    key: bytes  # 32 bytes
 
     def words(self, purpose: str, place: int, count: int) -> Values:
         """Return (count,) numbers, uniform on the multiples of 2^-53 in [0, 1)."""
@@ -251,18 +248,12 @@ class Mechanism:
 
     CCS 2016. https://arxiv.org/abs/1607.00133 (Algorithm 1). The gradient of a step is
     (Σ_i g_i·min(1, C/‖g_i‖) + σ·C·z) / (q·n), over the samples of the step; z is standard normal.
-
-    Attributes:
-        clip: C.
-        spent: what the fit tells: σ, q and the number of its steps.
-        noise: the fit's random numbers.
-        samples: n.
     """
 
-    clip: float
-    spent: Spent
-    noise: Noise
-    samples: int
+    clip: float  # C
+    spent: Spent  # what the fit tells: σ, q and the number of its steps
+    noise: Noise  # the fit's random numbers
+    samples: int  # n
 
     @property
     def batch(self) -> float:

@@ -60,16 +60,11 @@ class Release:
     The vector that one sample adds is (φφᵀ above and on the diagonal, φ in the row of its class, 1 in its count). Its
     parts have norms of at most √((C⁴ + C²·127²)/2), C and 1, where C bounds ‖φ‖. Each has noise of its own, and the
     three Rényi divergences add up to that of `spent`.
-
-    Attributes:
-        dp: the promise.
-        spent: what the release tells.
-        noise: the client's random numbers.
     """
 
-    dp: DP
-    spent: Spent
-    noise: Noise
+    dp: DP  # the promise
+    spent: Spent  # what the release tells
+    noise: Noise  # the client's random numbers
 
     def deviations(self, width: int) -> tuple[int, int, int]:
         """Return the standard deviations of one client's noise for products, class sums and counts."""
@@ -121,13 +116,9 @@ def centred_clipped(phi: Tensor, square: int) -> Tensor:
 
 @dataclass
 class Draw:
-    """Exact draws of whole numbers: only whole numbers are computed with, and no random bit is used twice.
+    """Exact draws of whole numbers: only whole numbers are computed with, and no random bit is used twice."""
 
-    Attributes:
-        noise: where the random bits come from.
-    """
-
-    noise: Noise
+    noise: Noise  # where the random bits come from
     _place: int = field(default=0)
 
     def gaussian(self, sigma: int, count: int) -> Tensor:

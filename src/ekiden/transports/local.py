@@ -65,13 +65,7 @@ class Simulation(Transport):
     def __init__(
         self, executor: Executor, start: Start, absent: Callable[[int, str], bool] = lambda step, client: False
     ) -> None:
-        """Continue from `start`.
-
-        Args:
-            executor: where tasks run; closed with the transport.
-            start: where the run is.
-            absent: which clients do not answer in which step, to try a method with.
-        """
+        """Continue from `start`."""
         self._executor = executor
         self._start = start
         self._absent = absent

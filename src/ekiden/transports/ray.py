@@ -37,19 +37,12 @@ _FIXED = (Weights, bool, int, float, str, type(None))
 
 
 class TaskDone(NamedTuple):
-    """What a home says about a task. The value stays there.
+    """What a home says about a task. The value stays there."""
 
-    Attributes:
-        forward: samples that went forward.
-        backward: samples that went backward.
-        size: bytes of content of the value.
-        trained: the model that the task trained last, encoded, if the run measures it; otherwise None, encoded.
-    """
-
-    forward: int
-    backward: int
-    size: int
-    trained: bytes
+    forward: int  # samples that went forward
+    backward: int  # samples that went backward
+    size: int  # bytes of content of the value
+    trained: bytes  # the model that the task trained last, encoded, if the run measures it; otherwise None, encoded
 
 
 class Home:
@@ -70,17 +63,7 @@ class Home:
     def task(
         self, step: int, call: int, client: str, task: str, args: bytes, foreign: list[Ref[Any]], *values: bytes
     ) -> TaskDone:
-        """Do a task.
-
-        Args:
-            step: the step of the run.
-            call: number of earlier tasks of the client in this step.
-            client: its name.
-            task: name of the method's function.
-            args: its arguments, encoded, with Refs in place of values of clients.
-            foreign: what comes with it from clients of other homes.
-            values: these values, encoded, in the same order.
-        """
+        """Do a task."""
         method, store = self._start.setup.method, self._store(client)
         kinds, _ = payload_types(method, task)
         given = dict(zip(foreign, values, strict=True))

@@ -34,14 +34,7 @@ _SMOOTH = 1e-6
 
 
 def refuse(rule: Rule, models: int, faulty: int, *, weighted: bool) -> None:
-    """Refuse what a rule cannot do.
-
-    Args:
-        rule: how models are combined.
-        models: the least number of models.
-        faulty: f, how many of them may be arbitrary.
-        weighted: whether they have different weights.
-    """
+    """Refuse what a rule cannot do."""
     if weighted and rule in ("median", "trimmed-mean", "krum"):
         raise UserError(f"--combine {rule} counts every client once: use uniform weights with it")
     least = {"trimmed-mean": 2 * faulty + 1, "krum": 2 * faulty + 3}.get(rule, 1)

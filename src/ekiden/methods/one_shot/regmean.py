@@ -140,12 +140,7 @@ class RegMean(OneShot):
 
 
 def resting(layout: Layout, round: int) -> tuple[Layer, ...]:
-    """Return the factor of adapters that is not trained in a round, if both can be: A in the first, then B, and so on.
-
-    Args:
-        layout: of a network.
-        round: from 0 on.
-    """
+    """Return the factor of adapters that is not trained in a round, if both can be: A in the first, then B, ..."""
     first, second = (tuple(layer for layer in layout.layers if layer.name.endswith(end)) for end in (FIRST, SECOND))
     return () if not (first and second) else second if round % 2 else first
 

@@ -40,17 +40,11 @@ class Skewed(NamedTuple):
 
 @dataclass(frozen=True)
 class LabelSums:
-    """What clients add up about their labels, if masks hide what each has.
+    """What clients add up about their labels, if masks hide what each has."""
 
-    Attributes:
-        samples: Σ n_k.
-        distances: Σ d_k, in fixed point.
-        clients: number of clients.
-    """
-
-    samples: int
-    distances: int
-    clients: int
+    samples: int  # Σ n_k
+    distances: int  # Σ d_k, in fixed point
+    clients: int  # number of clients
 
     def plus(self, other: "LabelSums") -> "LabelSums":
         """Return the sums over the clients of both."""
@@ -65,13 +59,9 @@ class LabelSums:
 
 @dataclass(frozen=True)
 class Labelled(State):
-    """The state with sums over all clients, if the run is secure.
+    """The state with sums over all clients, if the run is secure."""
 
-    Attributes:
-        labels: the sums, from the first round on.
-    """
-
-    labels: LabelSums | None = None
+    labels: LabelSums | None = None  # the sums, from the first round on
 
 
 @dataclass(frozen=True)
@@ -155,17 +145,7 @@ class FedDisco(SecureMethod):
         clients: int,
         before: ModelSums | None,
     ) -> ModelSums:
-        """Train like `train`, and add the result to the sum, with weight max(n_k - a·d_k + b, 0).
-
-        Args:
-            client: who trains.
-            model: the global model.
-            round: which round it is.
-            samples: mean of n_k over all clients.
-            far: mean of d_k over all clients.
-            clients: m, how many give a part.
-            before: the sum so far.
-        """
+        """Train like `train`, and add the result to the sum, with weight max(n_k - a·d_k + b, 0)."""
         trained, n, d = self.train(client, model, round)
         distance = (d / far / clients if far else 0.0) if self.discrepancy == "kl" else d
         weight = max(n / samples / clients - self.a * distance + self.b, 0.0)

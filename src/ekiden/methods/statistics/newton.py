@@ -209,12 +209,6 @@ def improved(family: Family, before: Coefficients, totals: Derivatives, names: l
     """Return the coefficients after Newton's step; after half of the last step if that made the likelihood smaller.
 
     The first totals also tell the step from the best constants, which is taken instead: it is the nearer start.
-
-    Args:
-        family: which regression.
-        before: where the derivatives were taken.
-        totals: sums over all samples.
-        names: (P,) of what enters.
     """
     if totals.likelihood < before.likelihood - _EQUAL:
         half = before.step / 2
@@ -229,14 +223,7 @@ def improved(family: Family, before: Coefficients, totals: Derivatives, names: l
 
 
 def solved(family: Family, before: Coefficients, totals: Derivatives, names: list[str]) -> Solution:
-    """Return the estimates and their covariances after the last lap.
-
-    Args:
-        family: which regression.
-        before: where the derivatives were taken.
-        totals: sums over all samples.
-        names: (P,) of what enters.
-    """
+    """Return the estimates and their covariances after the last lap."""
     gradient, hessian = totals.real()
     events = gradient[:, -1].clone()
     if family == "cox":

@@ -64,13 +64,7 @@ class FleetOnly:
     def __init__(
         self, app: App, known: Callable[[bytes], bool] | None = None, note: Callable[[bytes], None] | None = None
     ) -> None:
-        """Make the gate.
-
-        Args:
-            app: the SuperLink.
-            known: whether a public key is that of a registered silo; None lets everybody in.
-            note: called with the public key of each silo that signed a request.
-        """
+        """Make the gate."""
         self._app = app
         self._known = known
         self._note = note
@@ -119,13 +113,7 @@ def signed(headers: Mapping[bytes, bytes], known: Callable[[bytes], bool]) -> bo
 
 
 def guarded(most: int = _CONNECTIONS, each: int = _EACH, seconds: float = _FIRST) -> type[H11Protocol]:
-    """Return a protocol for uvicorn that bounds connections.
-
-    Args:
-        most: largest number of connections.
-        each: largest number from one address.
-        seconds: time in which the first request of a connection must have arrived.
-    """
+    """Return a protocol for uvicorn that bounds connections."""
     connections: Counter[str] = Counter()
 
     class Guarded(H11Protocol):  # type: ignore[misc]  # uvicorn is not checked

@@ -128,13 +128,7 @@ def named(features: str, model: str) -> tuple[str, str, str]:
 
 
 def check_same_data(features: str, pretrained: str, dataset: Dataset) -> None:
-    """Refuse a model of other samples than those of `dataset`.
-
-    Args:
-        features: run: and a digest.
-        pretrained: the file of a run's model, whose header says what it takes.
-        dataset: what the features are for.
-    """
+    """Refuse a model of other samples than those of `dataset`."""
     if not pretrained:
         raise UserError(
             f"--features {features} has no model of a run: give --features {PREFIX}FOLDER, and no network of your own"
@@ -412,13 +406,7 @@ class FixedFeatures(Method):
         return PatchFeatures(shape, width, sizes, how, candidates=self.candidates)
 
     def settled_by(self, client: Client, model: Weights, moments: Sequence[PatchSums] | None = None) -> WholeFeatures:
-        """Return features that are settled from some of the client's samples.
-
-        Args:
-            client: the first one.
-            model: the initial model.
-            moments: second moments of all clients' patches, if these make the filters.
-        """
+        """Return features that are settled from some of the client's samples."""
         features = features_of(client.network(model))
         if self.seeded:
             features.settle(client.unit(), client.scaling, torch.Generator())

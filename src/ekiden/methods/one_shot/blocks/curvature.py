@@ -179,13 +179,7 @@ class _LayerSeen(NamedTuple):
 
 
 def refuse(network: Network, shape: tuple[int, ...], layers: Sequence[Layer]) -> None:
-    """Refuse a network if the Fisher information of some of `layers` cannot be measured.
-
-    Args:
-        network: the network; it is not changed.
-        shape: shape of one sample.
-        layers: the layers that the method treats.
-    """
+    """Refuse a network if the Fisher information of some of `layers` cannot be measured."""
     module = copy.deepcopy(network.module).eval()
     advice = "use average instead"
     for part in module.modules():
@@ -207,13 +201,7 @@ def refuse(network: Network, shape: tuple[int, ...], layers: Sequence[Layer]) ->
 
 
 def moments(network: nn.Module, layers: Sequence[Layer], batches: Batches) -> list[Tensor]:
-    """Return Σ_t x_t x_tᵀ (d, d) float64 of each layer's inputs, a mean over samples; a bias reads a constant 1.
-
-    Args:
-        network: in evaluation mode.
-        layers: linear and convolutional layers of it.
-        batches: inputs and labels.
-    """
+    """Return Σ_t x_t x_tᵀ (d, d) float64 of each layer's inputs, a mean over samples; a bias reads a constant 1."""
     found: list[Tensor] = []
     samples = 0
     for x, _ in batches:

@@ -41,25 +41,15 @@ class Closing(NamedTuple):
 
 @dataclass(frozen=True)
 class ClientRound:
-    """What is available to a client in a round.
-
-    Attributes:
-        client: the client.
-        training: how to train in this round.
-        epochs: E, epochs of a visit.
-        start: w^r, if it is needed.
-        sent: vectors that came with it.
-        memory: what the client kept from earlier rounds.
-        size: mean number of samples of a client, if it is needed.
-    """
+    """What is available to a client in a round."""
 
     client: Client
-    training: Training
-    epochs: int
-    start: Weights | None
-    sent: Vectors = ()
-    memory: Vectors = ()
-    size: float = 0.0
+    training: Training  # how to train in this round
+    epochs: int  # E, epochs of a visit
+    start: Weights | None  # w^r, if it is needed
+    sent: Vectors = ()  # vectors that came with it
+    memory: Vectors = ()  # what the client kept from earlier rounds
+    size: float = 0.0  # mean number of samples of a client, if it is needed
 
     @property
     def origin(self) -> Weights:
@@ -74,23 +64,14 @@ class ClientRound:
 
 @dataclass(frozen=True)
 class ServerRound:
-    """What is available to the server at the end of a round.
+    """What is available to the server at the end of a round."""
 
-    Attributes:
-        start: w^r.
-        ends: the model at the end of each chain that came back.
-        chains: the clients of each of these chains.
-        closings: what these clients sent, of those that answered.
-        clients: N, number of clients.
-        memory: the server's own vectors; none before the first round.
-    """
-
-    start: Weights
-    ends: Sequence[Weights]
-    chains: Sequence[Sequence[str]]
-    closings: Mapping[str, Closing]
-    clients: int
-    memory: tuple[Tensor, ...] = ()
+    start: Weights  # w^r
+    ends: Sequence[Weights]  # the model at the end of each chain that came back
+    chains: Sequence[Sequence[str]]  # the clients of each of these chains
+    closings: Mapping[str, Closing]  # what these clients sent, of those that answered
+    clients: int  # N, number of clients
+    memory: tuple[Tensor, ...] = ()  # the server's own vectors; none before the first round
 
     def kept(self, number: int) -> Tensor:
         """Return a vector of the memory, 0 before the first round."""
@@ -115,15 +96,10 @@ class After(NamedTuple):
 
 @dataclass(frozen=True)
 class Host(Generic[M]):
-    """A parallel method in chains; by default as FedAvg, with equal weights.
+    """A parallel method in chains; by default as FedAvg, with equal weights."""
 
-    Attributes:
-        method: its hyperparameters; rounds, epochs, participation and the server's rates are not used.
-        anchor: the model that its proximal term stays near, if the method leaves it open.
-    """
-
-    method: M
-    anchor: Anchor = "global"
+    method: M  # its hyperparameters; rounds, epochs, participation and the server's rates are not used
+    anchor: Anchor = "global"  # the model that its proximal term stays near, if the method leaves it open
 
     settings: ClassVar[tuple[str, ...]] = ()
     """Hyperparameters of the method that have a meaning in chains."""

@@ -38,20 +38,13 @@ Order = Literal["latin", "random", "fixed"]
 
 @dataclass(frozen=True)
 class Chains(State):
-    """The state within a round.
+    """The state within a round."""
 
-    Attributes:
-        cloud: the model with which the round started, w^r.
-        sequences: the clients of each chain, in order.
-        ends: the last model of each chain so far; empty before the first hop.
-        memory: vectors of the host's server.
-        sizes: numbers of samples of the clients that have taken part so far, if the host needs them.
-    """
-
-    cloud: Model = INITIAL
-    sequences: tuple[tuple[str, ...], ...] = ()
-    ends: tuple[Model, ...] = ()
-    memory: tuple[Tensor, ...] = ()
+    cloud: Model = INITIAL  # the model with which the round started, w^r
+    sequences: tuple[tuple[str, ...], ...] = ()  # the clients of each chain, in order
+    ends: tuple[Model, ...] = ()  # the last model of each chain so far; empty before the first hop
+    memory: tuple[Tensor, ...] = ()  # vectors of the host's server
+    # numbers of samples of the clients that have taken part so far, if the host needs them
     sizes: dict[str, int] = field(default_factory=dict)
 
 
@@ -63,23 +56,14 @@ class Opening(NamedTuple):
 
 
 class KeptInChains(NamedTuple):
-    """What a client keeps.
+    """What a client keeps."""
 
-    Attributes:
-        opening: of this round.
-        memory: the host's, from the rounds before.
-        learned: mean of what this round's visits gave so far.
-        visits: number of these visits.
-        own: the model of its last visit, if GLAM aligns with it.
-        earlier: the same from the previous round.
-    """
-
-    opening: Opening = Opening(None, ())
-    memory: Vectors = ()
-    learned: Vectors = ()
-    visits: int = 0
-    own: Weights | None = None
-    earlier: Weights | None = None
+    opening: Opening = Opening(None, ())  # of this round
+    memory: Vectors = ()  # the host's, from the rounds before
+    learned: Vectors = ()  # mean of what this round's visits gave so far
+    visits: int = 0  # number of these visits
+    own: Weights | None = None  # the model of its last visit, if GLAM aligns with it
+    earlier: Weights | None = None  # the same from the previous round
 
 
 @dataclass(frozen=True)

@@ -139,10 +139,6 @@ class Courier:
     def sealing_key(self, client: str, *, wait: bool) -> SealingKey | None:
         """Return the key for sealing values for a silo.
 
-        Args:
-            client: the silo.
-            wait: if the silo is not connected, wait until it introduces itself.
-
         Raises:
             ClientMissing: patience ended.
         """

@@ -28,27 +28,16 @@ _SLACK = 1 + 1e-9
 
 @dataclass(frozen=True)
 class LedgerLine(Checked):
-    """A line of the ledger.
+    """A line of the ledger."""
 
-    Attributes:
-        at: when.
-        run: the run's id.
-        epsilon: ε that the run promises.
-        delta: its δ.
-        mark: names the noise, without telling it.
-        noise: σ.
-        rate: q.
-        steps: number of steps.
-    """
-
-    at: str
-    run: str
-    epsilon: Positive
-    delta: Fraction
-    mark: str
-    noise: NonNegative
-    rate: Fraction
-    steps: CountOrZero
+    at: str  # when
+    run: str  # the run's id
+    epsilon: Positive  # ε that the run promises
+    delta: Fraction  # its δ
+    mark: str  # names the noise, without telling it
+    noise: NonNegative  # σ
+    rate: Fraction  # q
+    steps: CountOrZero  # number of steps
 
     @property
     def spent(self) -> Spent:
@@ -81,18 +70,12 @@ class LedgerKeeper:
     The noise depends on a secret of the silo, so that a coordinator who knows the seed does not know the noise. It also
     depends on all that the task got. So the same task has the same noise again after a crash, and another one, which
     could cancel the first, has its own noise and is counted.
-
-    Attributes:
-        file: the silo's own file.
-        terms: of the run.
-        folder: of the run.
-        task: its place in the run, and a digest of everything that it got.
     """
 
-    file: SiloFile
-    terms: Agreement
-    folder: Path
-    task: str
+    file: SiloFile  # the silo's own file
+    terms: Agreement  # of the run
+    folder: Path  # of the run
+    task: str  # its place in the run, and a digest of everything that it got
 
     def key(self, fit: int, spent: Spent, *, note: bool = True) -> bytes:
         """Return the key of the noise of a fit, with `note` once it is written down that it is spent."""

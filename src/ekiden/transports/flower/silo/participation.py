@@ -48,13 +48,7 @@ _SEALING_KEY = "sealing.key"
 
 
 def log_request(folder: Path, line: str, run: str = "") -> None:
-    """Append a line with the time; text from other parties cannot break the line.
-
-    Args:
-        folder: the silo's folder.
-        line: what happened.
-        run: the run that it belongs to, if the silo takes part in that.
-    """
+    """Append a line with the time; text from other parties cannot break the line."""
     file = folder / FILE
     now = datetime.now(UTC)
     safe = "".join(c if c.isprintable() else "?" for c in f"{now:%Y-%m-%dT%H:%M:%SZ} {line}")[: _LONGEST // 4]
@@ -135,11 +129,7 @@ class Admission:
             raise UserError(f"run {self._terms.run} has other terms at {self._name} ({file}): start a new run")
 
     def check_data(self, fingerprint: str) -> None:
-        """Refuse to continue with other samples or labels than those with which the run began here.
-
-        Args:
-            fingerprint: fingerprint of the silo's data, see `custody.fingerprint`.
-        """
+        """Refuse to continue with other samples or labels than those with which the run began here."""
         file = self.folder / _DATA
         if write_once(file, fingerprint.encode()) != fingerprint.encode():
             raise UserError(

@@ -65,7 +65,7 @@ class LostValue(UserError):
 
 
 class Shelf:
-    """The folder of one run at one silo."""
+    """The folder of one run at one silo. Work of `void` steps does not count: the silo was missing."""
 
     def __init__(self, folder: Path, private_type: Any) -> None:
         self._folder = folder
@@ -123,12 +123,7 @@ class Shelf:
         return asked, bytes(data[: asked.length]), own
 
     def last(self, before: Place, void: Sequence[int] = ()) -> Place | None:
-        """Return the place of the task that left the state before a given task; None if there was no state.
-
-        Args:
-            before: place of the given task.
-            void: steps whose work here does not count.
-        """
+        """Return the place of the task that left the state before a given task; None if there was no state."""
         return max((place for place in self._states() if place < before and place[0] not in void), default=None)
 
     def private(self, made: Place | None) -> Any:
@@ -164,16 +159,7 @@ class Shelf:
         self._list({*self._states(), place})
 
     def put(self, place: Place, task: str, done: Done, value: Encoded, asked: Asked, request: Sequence[bytes]) -> None:
-        """Store an outcome. It counts once its file is there.
-
-        Args:
-            place: place of the task.
-            task: name of the task.
-            done: how it ended.
-            value: the value that it returned.
-            asked: describes the request.
-            request: the request, from which the outcome can be made again, and the own values that it names.
-        """
+        """Store an outcome. It counts once its file is there."""
         head = pack(done)
         sums = bytes.fromhex(custody.digest([head])), bytes.fromhex(value.digest)
         write(self._outcome(place, task), [_MARK, *sums, head, value.data])
@@ -189,13 +175,7 @@ class Shelf:
             return 0
 
     def settle(self, steps: int, keep: Callable[[str], bool], void: Sequence[int] = ()) -> None:
-        """Drop what the run no longer needs, now that its first `steps` steps are final.
-
-        Args:
-            steps: number of final steps.
-            keep: whether a value from them is still needed.
-            void: steps whose work here does not count.
-        """
+        """Drop what the run no longer needs, now that its first `steps` steps are final."""
         if steps > self.settled:
             write(self._folder / "settled", marked([str(steps).encode()]), sync=False)
         listed = [place for place in self._states() if place[0] not in void]

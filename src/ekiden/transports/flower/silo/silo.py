@@ -74,16 +74,7 @@ class GivenArguments:
 def gather(
     worker: Worker, silo: str, task: str, contents: Contents, kept: Callable[[str], Encoded], own: Mapping[str, Encoded]
 ) -> GivenArguments:
-    """Gather a task's arguments, each checked and with its digest.
-
-    Args:
-        worker: executes the task.
-        silo: name of this silo.
-        task: name of the task.
-        contents: what the request holds.
-        kept: returns one of the silo's own values, encoded, by its key.
-        own: own values that the silo already has encoded.
-    """
+    """Gather a task's arguments, each checked and with its digest."""
     method = worker.setup.method
     taken: dict[Taken, None] = {}
     mine = dict(own)
@@ -228,14 +219,7 @@ class SiloTasks:
         return self.shelf.private(made)
 
     def _again(self, key: str, lost: LostValue, what: str, void: Sequence[int] = ()) -> tuple[Done, Encoded]:
-        """Do the task that gave the value `key` once more: the same arguments and private state give the same bits.
-
-        Args:
-            key: key of the value; empty if nothing here says how `what` was made.
-            lost: the error that says why it is done again.
-            what: what is lost, in words.
-            void: steps whose work here does not count.
-        """
+        """Do the task that gave the value `key` once more: the same arguments and private state give the same bits."""
         name = self.run.file.name
         hopeless = UserError(
             f"{name} does not have {what} of run {self.run.terms.run}: {lost}, and what it was made from is not here "
@@ -442,13 +426,7 @@ class Silo:
     """Answers requests."""
 
     def __init__(self, file: SiloFile, held: Held | None = None, named: Mapping[str, Held] | None = None) -> None:
-        """Make a silo.
-
-        Args:
-            file: its `silo.toml`.
-            held: its data if they are loaded already.
-            named: the same of several data sets, by their names.
-        """
+        """Make a silo."""
         self._own = file
         self._file = file
         """with the data set of the request that is answered"""

@@ -143,12 +143,7 @@ def _cryptography() -> tuple[Any, Any, Any, Any]:
 
 
 def make_certificates(folder: Path, host: str) -> None:
-    """Write an authority's `ca.key` and `ca.crt`, and the certificate of `renew`, into `folder`.
-
-    Args:
-        folder: an existing folder.
-        host: name or IP address at which silos reach the SuperLink.
-    """
+    """Write an authority's `ca.key` and `ca.crt`, and the certificate of `renew`, into `folder`."""
     x509, ec, *_ = _certificates()
     key = ec.generate_private_key(ec.SECP384R1())
     extensions = [

@@ -177,12 +177,6 @@ def value_key(key: str, absent: Collection[Absence]) -> str:
 def opened(ask: Ask, body: memoryview, sealer: Sealer, absent: Collection[Absence] = ()) -> Contents:
     """Return what the body of a request for a task holds.
 
-    Args:
-        ask: the request.
-        body: the bytes that came with it.
-        sealer: opens the seals.
-        absent: which clients were missing, if values are sealed under that too.
-
     Raises:
         WireError: the body is shorter or longer than announced, or a seal is broken.
     """

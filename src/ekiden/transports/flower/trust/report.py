@@ -58,16 +58,7 @@ class Reported:
 def report(
     counting: Counting, answers: Sequence[Scores], mine: int, care: Care, train: Tensor, groups: Tensor | None = None
 ) -> SiloReport:
-    """Return what one silo reports.
-
-    Args:
-        counting: says what is counted.
-        answers: of each model to the silo's test samples.
-        mine: number of the model that is the silo's own, or the run's.
-        care: how carefully the silo reports.
-        train: labels of its training samples.
-        groups: what is counted of subgroups, (subgroups, numbers).
-    """
+    """Return what one silo reports."""
     counts = torch.stack([counting.count(scores, care, train) for scores in answers])
     metrics = counting.task.metrics
     own = torch.zeros(2, len(FIRST) + len(metrics), dtype=torch.int64)
@@ -204,15 +195,7 @@ def _values(each: Sequence[Figures], task: Task) -> dict[str, Any]:
 def _over_silos(
     total: SiloReport, own: Mapping[str, Figures], clients: Sequence[str], task: Task, reports: int
 ) -> dict[str, Any]:
-    """Return the mean of the headline metric over silos, and its spread and values where silos show them.
-
-    Args:
-        total: the sum of all reports.
-        own: the figures of silos that show theirs.
-        clients: names of all silos.
-        task: what the labels mean.
-        reports: number of silos with enough samples.
-    """
+    """Return the mean of the headline metric over silos, and its spread and values where silos show them."""
     means, metric = means_of(total, task), task.headline
     found: dict[str, Any] = {"client_mean": means[metric.name]} if metric.name in means else {}
     each = [own[client].values.get(metric.name) if client in own else None for client in clients]
