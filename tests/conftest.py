@@ -24,6 +24,11 @@ settings.load_profile("ekiden")
 __all__ = ["Tiny", "make_blobs"]
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than there are processors: tests of other processes mostly wait."""
+    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """What is loaded now stays: the garbage collector need not look through it again and again."""
     gc.collect()

@@ -73,5 +73,5 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def out(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report on all of them."""
     folder = tmp_path_factory.mktemp("out") / "report"
-    report([runs], folder, details=6)
+    report([runs], folder, details=4)
     return folder

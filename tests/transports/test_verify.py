@@ -260,12 +260,12 @@ def forgeries(run: Path, names: Sequence[str]) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("method", "names", "each"),
     [
-        (FedSeq(epochs=1), ("config.json", *EACH, "network.jsonl"), 8),
+        (FedSeq(epochs=1), ("config.json", *EACH, "network.jsonl"), 16),
         pytest.param(FedSeq(epochs=1), ("config.json", *EACH, "network.jsonl"), 1, marks=pytest.mark.slow),
         pytest.param(FedAvg(rounds=2, epochs=1), EACH, 1, marks=pytest.mark.slow),
         pytest.param(Local(epochs=1), EACH, 1, marks=pytest.mark.slow),
     ],
-    ids=["relay, one of eight", "relay", "server", "alone"],
+    ids=["relay, one of 16", "relay", "server", "alone"],
 )
 def test_every_field_of_a_run_folder_is_checked_or_said_to_be_unproven(
     method: Method, names: Sequence[str], each: int, tmp_path: Path
