@@ -379,7 +379,7 @@ def test_every_kind_of_name_is_checked(refused: Call) -> None:
     for command in ("compare", "show", "evaluate", "report"):
         assert "damaged" not in (line := refused(command, "p.csv"))
         assert "p.csv is not a run folder" in line or "p.csv is a file: give run folders" in line
-    assert "name the run folders" in refused("export", "out.csv")
+    assert "name the run folders" in refused("export", "-o", "out.csv")
     assert "name the public keys to register" in refused("silo", "register", "--link", "localhost:1")
     assert "cannot write" in refused("data", "digits", "--draw", "nowhere/who.png")
     assert "device 'gpu' cannot be used here" in refused("run", "fedseq", "--device", "gpu")
@@ -555,9 +555,9 @@ def test_folders_that_are_no_runs(refused: Call, call: Call) -> None:
     Path("empty").mkdir()
     Path("empty/sweep.json").write_text(json.dumps({"format": 1, "file": "table.toml", "budget": "paper"}))
     Path("empty/experiment.toml").write_text('[[row]]\nlabel = "A"\nmethod = "fedseq"\n')
-    for none in (["compare", "empty"], ["export", "empty", "out.csv"]):
+    for none in (["compare", "empty"], ["export", "empty", "-o", "out.csv"]):
         assert refused(*none) == "no run in empty: give other folders, or the file of --records"
-    for wrong in (["show", "kept.jsonl"], ["export", "kept.jsonl", "out.csv"], ["report", "kept.jsonl"]):
+    for wrong in (["show", "kept.jsonl"], ["export", "kept.jsonl", "-o", "out.csv"], ["report", "kept.jsonl"]):
         assert "kept.jsonl holds records, not steps or models" in refused(*wrong)
     Path("photos").mkdir()
     Path("photos/cat.jpg").write_bytes(b"cat")

@@ -127,15 +127,15 @@ EXPORT = [
         "export digits --to torchscript -o a.pt",
         "TorchScript: use --to pt2",
     ),
-    ("no output", "export digits --to onnx", "say what to write: -o model.onnx"),
+    ("no output", "export digits --to onnx", "say what to write: -o OUT.onnx"),
     ("two runs", "export digits pictures --to onnx -o a.onnx", "name one run folder for --to onnx"),
     ("an output that is there", "export digits --to onnx -o there.onnx", "there.onnx exists"),
     ("a folder that is not empty", "export digits --to hf -o full", "full is a folder that is not empty"),
     ("a folder for a file", "export digits --to pt2 -o empty", "empty is a folder: choose another name"),
     ("a run that was killed", "export killed --to pt2 -o a.pt2", "has no model.safetensors"),
     ("no run", "export images --to pt2 -o a.pt2", "is not a run folder"),
-    ("metrics with a client", "export digits out.csv --client client-1", "--client and --network are for models"),
-    ("metrics without a file", "export digits", "name one file to write, OUT.parquet or OUT.csv"),
+    ("metrics with a client", "export digits -o out.csv --client client-1", "--client and --network are for models"),
+    ("metrics without a file", "export digits", "say what to write: -o OUT.parquet, OUT.onnx"),
     ("metrics of another ending", "export digits --to csv -o out.parquet", "out.parquet must end in .csv"),
 ]
 CARD = [

@@ -65,7 +65,7 @@ look
   evaluate RUN      figures with intervals, by client and group; also at silos
   compare RUN...    runs side by side
   report RUN...     one page of tables and figures, from runs and sweeps
-  export RUN... OUT metrics as Parquet, CSV or TensorBoard files
+  export RUN... -o  metrics as Parquet, CSV or TensorBoard files
 use the result
   predict RUN F...  predictions for images, tables, texts
   export RUN --to F the model as onnx, pt2 (torch.export) or hf, checked

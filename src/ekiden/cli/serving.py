@@ -13,19 +13,20 @@ from ekiden.base import outside
 from ekiden.base.checks import CountOrZero, Positive
 from ekiden.base.errors import UserError, counted, unknown
 from ekiden.base.files import write
-from ekiden.cli.console import console, print_json, table_of
-from ekiden.cli.sweeps import export_metrics
+from ekiden.cli.console import console, no_run, print_json, say, table_of
 from ekiden.engine.folder import read_config
 from ekiden.results.regressions import Baseline
 from ekiden.results.result import ModelSource, not_finished
-from ekiden.runs.summary import summarise, thresholds_in
+from ekiden.runs.summary import summarise, tensorboard, thresholds_in
+from ekiden.runs.summary import write as write_table
 from ekiden.serving import audit as audits
 from ekiden.serving import card as cards
 from ekiden.serving import exporting, predictions
 from ekiden.serving.loading import load_model, open_run
 from ekiden.serving.reading import column_in
+from ekiden.tables.sweep import expand
 
-_METRICS = ("", "parquet", "csv", "tensorboard")
+_METRICS = ("parquet", "csv", "tensorboard")
 _Out = Annotated[str, tyro.conf.arg(aliases=["-o"])]
 
 
@@ -65,7 +66,7 @@ class ExportOptions:
     """Write the model of a run for other software, or the metrics of runs as one table."""
 
     paths: Positional[tuple[Path, ...]]
-    """the run folder; for metrics run folders and sweep folders, and maybe the file to write, OUT.parquet or OUT.csv"""
+    """the run folder; for metrics run folders and sweep folders"""
     to: str = ""
     """the model: onnx (needs the extra ekiden[onnx]), pt2 (a program of torch.export; PyTorch has deprecated
     TorchScript), hf (a folder: config.json, model.safetensors, model.pt2, README.md); the metrics: parquet, csv,
@@ -78,8 +79,6 @@ class ExportOptions:
     """FILE.py:NAME, the network of a run that was started from Python with a module of its own"""
     overwrite: bool = False
     """replace the model that is there; metrics are always replaced"""
-    tensorboard: Path | None = None
-    """the same as --to tensorboard --out FOLDER"""
 
 
 @dataclass(frozen=True)
@@ -170,18 +169,20 @@ def _threshold(text: str, run: Path) -> float:
 
 
 def export(options: ExportOptions) -> None:
-    """`ekiden export RUN --to onnx -o FILE`, `ekiden export RUN... OUT.parquet`."""
-    out, suffix = options.out, options.out.suffix.removeprefix(".") if options.out else ""
-    to = options.to or (suffix if suffix in (*exporting.FORMATS, *_METRICS) else "")  # "": a table of metrics
+    """`ekiden export RUN... -o OUT [--to FORMAT]`."""
+    out = options.out
+    to = options.to or (out.suffix.removeprefix(".") if out else "")
+    if to not in (*(known := (*exporting.FORMATS, *_METRICS)), "torchscript") and to:
+        raise unknown("format", to, known)
+    if out is None or not to:
+        what = (
+            ("FOLDER" if to in ("hf", "tensorboard") else f"OUT.{to}") if to else "OUT.parquet, OUT.onnx, ..., or --to"
+        )
+        raise UserError(f"say what to write: -o {what}")
     if to in _METRICS:
-        _export_metrics(options, to)
-        return
-    if to not in (*exporting.FORMATS, "torchscript"):
-        raise unknown("format", to, (*exporting.FORMATS, *_METRICS[1:]))
-    if len(options.paths) != 1 or options.tensorboard:
-        raise UserError(f"name one run folder for --to {to}, and the output by -o")
-    if out is None:
-        raise UserError(f"say what to write: -o {'FOLDER' if to == 'hf' else f'model.{to}'}")
+        return _export_metrics(options, out, to)
+    if len(options.paths) != 1:
+        raise UserError(f"name one run folder for --to {to}")
     (run,) = options.paths
     network = own_network(options.network, run)
     done = exporting.export(run, to, out, client=options.client, network=network, overwrite=options.overwrite)
@@ -196,17 +197,18 @@ def export(options: ExportOptions) -> None:
     console.print(f"takes {done.takes}", soft_wrap=True, highlight=False, markup=False)
 
 
-def _export_metrics(options: ExportOptions, to: str) -> None:
+def _export_metrics(options: ExportOptions, out: Path, to: str) -> None:
     if options.client or options.network:
         raise UserError("--client and --network are for models: add --to onnx, pt2 or hf")
-    out, tensorboard = options.out, options.tensorboard
+    if to != "tensorboard" and out.suffix != f".{to}":
+        raise UserError(f"{out} must end in .{to}")
+    if not (folders := expand(options.paths)):
+        raise no_run("export", options.paths)
+    runs = [summarise(folder) for folder in folders]
     if to == "tensorboard":
-        tensorboard, out = tensorboard or out, None
-        if tensorboard is None:
-            raise UserError("say which folder to write: -o FOLDER")
-    elif to and (out or options.paths[-1]).suffix != f".{to}":
-        raise UserError(f"{out or options.paths[-1]} must end in .{to}")
-    export_metrics([*options.paths, *([out] if out else [])], tensorboard)
+        tensorboard(runs, out)
+        return say(f"{counted(len(runs), 'run')} written to {out}: tensorboard --logdir {out}")
+    say(f"{counted(write_table(runs, out), 'row')} of {counted(len(runs), 'run')} written to {out}")
 
 
 def audit(options: AuditOptions) -> None:

@@ -1,4 +1,4 @@
-"""The command line of many runs: `ekiden sweep`, `results`, `report`, and `export` of metrics."""
+"""The command line of many runs: `ekiden sweep`, `results` and `report`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,13 +15,13 @@ from ekiden.base.checks import Checked, Count, CountOrZero
 from ekiden.base.errors import UserError, counted, unknown
 from ekiden.base.files import write
 from ekiden.base.outside import require_extra
-from ekiden.cli.console import console, no_run, print_json, telling
+from ekiden.cli.console import console, print_json, telling
 from ekiden.engine.setup import core_count
 from ekiden.results import tracking
 from ekiden.results.clock import devices_of
-from ekiden.runs import launch, queue, summary
+from ekiden.runs import launch, queue
 from ekiden.runs.launch import Board, RunEnd
-from ekiden.runs.summary import divergence, summarise
+from ekiden.runs.summary import divergence
 from ekiden.tables import ledger, sweep, verdicts
 from ekiden.tables.experiment import PAPER, Cell, Experiment
 from ekiden.tables.sweep import Sweep, SweepRun
@@ -198,31 +198,6 @@ class ResultsOptions:
     """Markdown file to write, whose sections of other sweeps stay as they are; by default it is printed"""
     json: bool = False
     """print JSON instead of tables; see docs/json.md"""
-
-
-def export_metrics(paths: Sequence[Path], tensorboard: Path | None) -> None:
-    """Write metrics of runs, for `ekiden export RUN... OUT`.
-
-    Args:
-        paths: run folders and sweep folders, and the .parquet or .csv file to write.
-        tensorboard: folder for event files.
-    """
-    files = [path for path in paths if path.suffix in (".parquet", ".csv") and not path.is_dir()]
-    if len(files) > 1 or not (files or tensorboard):
-        raise UserError(
-            "name one file to write, OUT.parquet or OUT.csv, or a folder by --tensorboard; or for the model --to onnx, "
-            "pt2 or hf"
-        )
-    folders = sweep.expand(path for path in paths if path not in files)
-    if not folders:
-        raise no_run("export", [path for path in paths if path not in files])
-    runs = [summarise(folder) for folder in folders]
-    if tensorboard:
-        summary.tensorboard(runs, tensorboard)
-        line = f"{counted(len(runs), 'run')} written to {tensorboard}: tensorboard --logdir {tensorboard}"
-        console.print(line, soft_wrap=True)
-    for file in files:
-        console.print(f"{counted(summary.write(runs, file), 'row')} of {counted(len(runs), 'run')} written to {file}")
 
 
 def list_results(options: ResultsOptions) -> None:

@@ -28,8 +28,6 @@ _TOLD = 3
 """clients that a line of the log names"""
 Row = Mapping[str, Any]
 """What is measured after a step: one JSON line of metrics.jsonl."""
-Loop = Callable[[Fed, State], Iterator[State]]
-"""An outer loop: yields the state after each step."""
 Absent = Callable[[int, str], bool]
 """(step, client): whether that client is missing in that step."""
 
@@ -97,7 +95,6 @@ def drive(
     setup: Setup | None = None,
     *,
     skip: bool = True,
-    loop: Loop | None = None,
 ) -> Iterator[State]:
     """Run `method` from `state` on, and yield each state once it is saved and reported in `trace`.
 
@@ -107,14 +104,12 @@ def drive(
 
     With `skip`, a run whose method allows it continues without clients that do not answer. A round then has fewer
     replies; a hop is left out, so that the state stays the same and only its step number grows.
-
-    `loop` replaces the method's own outer loop.
     """
     total = method.steps(len(clients))
     report = _Report(trace, marks, folder)
     fed = Fed(clients, transport, seed, report.transfer, setup, skip=skip)
     began = time.perf_counter()
-    for after, tasks in stepped(method, fed, transport, state, report.transfer, skip=skip, loop=loop):
+    for after, tasks in stepped(method, fed, transport, state, report.transfer, skip=skip):
         counted = report.counted(after.step - 1, tasks, fed.work)
         row: dict[str, Any] = {"step": after.step}
         if after.step % evaluate_every == 0 or after.step == total:
@@ -140,7 +135,6 @@ def stepped(
     note: Callable[[Transfer], None],
     *,
     skip: bool = True,
-    loop: Loop | None = None,
 ) -> Iterator[tuple[State, Mapping[Ref[Any], Work]]]:
     """Execute the outer loop from `state` on, in a run or to find out what a run will ask for.
 
@@ -152,9 +146,9 @@ def stepped(
     Raises:
         ClientMissing: the run cannot continue without this client, or would end without a result.
     """
-    total, loop = method.steps(len(fed.clients)), loop or method.run
+    total = method.steps(len(fed.clients))
     fed.begin(state.step)
-    steps = loop(fed, state)
+    steps = method.run(fed, state)
     while (after := next(steps, None)) is not None:
         try:
             work = transport.commit(after.step, live_refs(after))
@@ -166,7 +160,7 @@ def stepped(
             if empty or not (skip and method.traits.skips):  # a run does not end without a result
                 raise
             fed.notes.clear()
-            steps = loop(fed, after)  # the loop starts again from the state, as after a resume
+            steps = method.run(fed, after)  # the loop starts again from the state, as after a resume
             work = transport.commit(after.step, live_refs(after))
         yield after, work
         state = after

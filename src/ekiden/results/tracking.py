@@ -100,7 +100,6 @@ class TensorBoard:
     """Event files in the run folder, in `tensorboard/`: `tensorboard --logdir runs`."""
 
     def begin(self, folder: Path, config: Config) -> int:
-        """See `Tracker`."""
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  (an extra)
 
         # Rows that an earlier process wrote are written again, because its last rows may be missing.
@@ -110,13 +109,11 @@ class TensorBoard:
         return 0
 
     def step(self, step: int, numbers: Mapping[str, float]) -> None:
-        """See `Tracker`."""
         for name, value in numbers.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def end(self, model: Path | None) -> None:
-        """See `Tracker`."""
         if model is not None:
             self._writer.add_text("model", str(model), 0)
         self._writer.close()
@@ -128,7 +125,6 @@ class MLflow:
     _KEPT = "mlflow.json"
 
     def begin(self, folder: Path, config: Config) -> int:
-        """See `Tracker`."""
         from mlflow import MlflowClient  # noqa: PLC0415  (an extra)
 
         self._client = MlflowClient()
@@ -146,12 +142,10 @@ class MLflow:
         return 0
 
     def step(self, step: int, numbers: Mapping[str, float]) -> None:
-        """See `Tracker`."""
         for name, value in numbers.items():
             self._client.log_metric(self._run, _allowed(name), value, step=step)
 
     def end(self, model: Path | None) -> None:
-        """See `Tracker`."""
         if model is not None:
             self._client.set_tag(self._run, "model", str(model.absolute()))
         self._client.set_terminated(self._run, "KILLED" if model is None else "FINISHED")
@@ -169,7 +163,6 @@ class WandbLike:
     package: str  # its module, `wandb`, or `trackio`, which keeps all on this machine
 
     def begin(self, folder: Path, config: Config) -> int:
-        """See `Tracker`."""
         self._module = import_module(self.package)
         self._kept = folder / f"{self.package}.json"
         if not self._kept.exists():
@@ -188,12 +181,10 @@ class WandbLike:
         return self._last
 
     def step(self, step: int, numbers: Mapping[str, float]) -> None:
-        """See `Tracker`."""
         self._module.log(dict(numbers), step=step)
         self._last = step
 
     def end(self, model: Path | None) -> None:
-        """See `Tracker`."""
         self._module.finish()
         # Only now it is known that the rows arrived: they are sent from a thread, which a kill ends too.
         self._note(self._last)

@@ -170,7 +170,6 @@ class Plan(Checked, Generic[M]):
         return {"plan": {name: value for name, value in self.to_json().items() if name != "recipe"}}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as plain values."""
         values = plain(self) | {"recipe": self.recipe.to_json(), "reading": self.reading.chosen()}
         if self.data_seed is None:
             del values["data_seed"]

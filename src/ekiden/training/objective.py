@@ -63,7 +63,6 @@ class TaskLoss(Objective):
     task: Task
 
     def __call__(self, forward: Forward, x: Tensor, y: Tensor, *answers: Tensor) -> Tensor:
-        """The loss of a batch."""
         return self.task.mean_loss(forward(x).float(), y)
 
 
@@ -74,7 +73,6 @@ class FunctionLoss(Objective):
     function: Loss
 
     def __call__(self, forward: Forward, x: Tensor, y: Tensor, *answers: Tensor) -> Tensor:
-        """The loss of a batch."""
         return self.function(forward, x, y)
 
 

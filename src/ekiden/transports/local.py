@@ -123,11 +123,9 @@ class Simulation(Transport):
         return work
 
     def drop(self, ref: Ref[Any]) -> None:
-        """Forget a value."""
         self._store(ref.owner).drop(ref.key)
 
     def written(self) -> Mapping[str, str]:
-        """Return after how many steps each client's private state was last written."""
         return self._written
 
     def trained(self) -> Mapping[str, Weights]:
@@ -135,7 +133,6 @@ class Simulation(Transport):
         return self._trained
 
     def settle(self) -> None:
-        """Delete what only the state before needed."""
         for client in self._touched:
             self._store(client).settle(self._live.get(client, set()))
         self._touched = set()

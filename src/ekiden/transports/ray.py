@@ -248,7 +248,6 @@ class _Ray(Transport):
         self._home(ref.owner).drop.remote(ref.owner, ref.key)
 
     def written(self) -> Mapping[str, str]:
-        """Return after how many steps each client's private state was last written."""
         return self._written
 
     def trained(self) -> Mapping[str, Weights]:
@@ -257,7 +256,6 @@ class _Ray(Transport):
         return {client: model for client, model in found.items() if model is not None}
 
     def settle(self) -> None:
-        """Delete what only the state before needed."""
         self._each(self._touched, self._live, lambda home, its: home.settle.remote(its))
         self._touched, self._done, self._moved, self._given = set(), {}, {}, {}
 

@@ -24,7 +24,6 @@ class OneShot(Method):
     """A method of one step: train at all clients, then one computation at the server."""
 
     def steps(self, clients: int) -> int:
-        """Return 1."""
         return 1
 
 

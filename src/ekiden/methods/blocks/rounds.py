@@ -54,7 +54,6 @@ class ParallelMethod(Method):
     selection = last_iterate
 
     def steps(self, clients: int) -> int:
-        """Return the number of rounds."""
         return self.rounds
 
     def replies(self, clients: int) -> int:
@@ -73,7 +72,6 @@ class PersonalMethod(Method):
         return State(model=None)
 
     def steps(self, clients: int) -> int:
-        """Return the number of rounds."""
         return self.rounds
 
 

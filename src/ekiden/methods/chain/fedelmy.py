@@ -87,7 +87,6 @@ class FedELMY(Method):
         return Passing()
 
     def run(self, fed: Fed, s: Passing) -> Iterator[State]:
-        """Yield the state after each hop."""
         while s.step < self.steps(len(fed.clients)):
             round, hop = divmod(s.step, len(fed.clients))
             client = fed.order(self.order, round)[hop]

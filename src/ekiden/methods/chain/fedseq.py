@@ -43,7 +43,6 @@ class FedSeq(Method):
         in_order(self.order, clients)
 
     def run(self, fed: Fed, s: Passing) -> Iterator[State]:
-        """Yield the state after each hop."""
         while s.step < self.steps(len(fed.clients)):
             round, hop = divmod(s.step, len(fed.clients))
             client = fed.order(self.order, round)[hop]

@@ -314,7 +314,6 @@ class FedTasuki(Method):
         return Passed()
 
     def run(self, fed: Fed, s: Passed) -> Iterator[State]:
-        """Yield the state after each hop."""
         steps = self.steps(len(fed.clients))
         while s.step < steps:
             round, hop = divmod(s.step, len(fed.clients))

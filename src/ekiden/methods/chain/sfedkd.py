@@ -105,7 +105,6 @@ class SFedKD(Method):
         return Taught()
 
     def run(self, fed: Fed, s: Taught) -> Iterator[State]:
-        """Yield the state after each hop."""
         m = participants(len(fed.clients), self.participation)
         while s.step < self.steps(len(fed.clients)):
             round, hop = divmod(s.step, m)

@@ -136,7 +136,6 @@ class FedCOF(FixedFeatures):
 
     @on_client
     def settle(self, client: Client, model: Weights) -> Settled:
-        """Set the features from some of the client's samples."""
         return self.settled_by(client, model).tell()
 
     @on_client
@@ -154,7 +153,6 @@ class FedCOF(FixedFeatures):
         return ClassMeans(counts, means)
 
     def steps(self, clients: int) -> int:
-        """Return 1."""
         return 1
 
     def cost(self, clients: int, model: Size) -> int:

@@ -242,7 +242,6 @@ class FedGram(FixedFeatures):
 
     @on_client
     def settle(self, client: Client, model: Weights, moments: PatchMoments | None) -> Settled:
-        """Set the features from some of the client's samples."""
         if self.dictionary == "all" and moments is None:
             raise UserError("--dictionary=all lost the moments of all clients' patches: start the run again")
         features = self.settled_by(client, model, moments and moments.parts)

@@ -213,7 +213,6 @@ class FedRAN(FixedFeatures):
 
     @on_client
     def settle(self, client: Client, model: Weights) -> Settled:
-        """Set the features from some of the client's samples."""
         return self.settled_by(client, model).tell()
 
     @on_client

@@ -103,7 +103,6 @@ class CriticalFLServer(Method):
         return Selection()
 
     def run(self, fed: Fed, s: Selection) -> Iterator[State]:
-        """Yield the state after each round."""
         least = participants(len(fed.clients), self.participation)
         while s.step < self.rounds:
             model, sparse = at_server(fed, s.model), s.critical and self.upload < 1

@@ -73,7 +73,6 @@ class DisPFL(PersonalMethod):
         topology.check(self.topology, len(clients))
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """Yield the state after each round."""
         while s.step < self.rounds:
             mine = own_models(fed, s)
             shown = [fed.call(self.show, k, w) for k, w in zip(fed.clients, mine, strict=True)]

@@ -53,7 +53,6 @@ class FedPer(PersonalMethod):
             topology.check(self.topology, len(clients))
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """Yield the state after each round."""
         while s.step < self.rounds:
             mine = own_models(fed, s)
             trained = [fed.call(self.train, k, w, s.step) for k, w in zip(fed.clients, mine, strict=True)]

@@ -109,7 +109,6 @@ class FedMA(Method):
         check(model.network.module, model.shape)
 
     def run(self, fed: Fed, s: Matched) -> Iterator[State]:
-        """Yield the state after each round."""
         initial = fed.network(fed.get(INITIAL))
         while s.step < self.rounds:
             elastic = Elastic(initial).cpu()
@@ -203,7 +202,6 @@ class FedMA(Method):
         return Elastic(network)
 
     def steps(self, clients: int) -> int:
-        """Return the number of rounds."""
         return self.rounds
 
     def cost(self, clients: int, model: Size) -> int:

@@ -134,7 +134,6 @@ class MAEcho(Method):
         return not self.decentralised
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """Yield the state after each round."""
         if s.step == 0:
             self._warn(fed.layout)
         while s.step < self.rounds:

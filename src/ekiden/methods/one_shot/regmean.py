@@ -126,7 +126,6 @@ class RegMean(OneShot):
         return Average(epochs=self.epochs, weighting=self.weighting, init=self.init)
 
     def steps(self, clients: int) -> int:
-        """Return the number of rounds."""
         return self.rounds
 
     def cost(self, clients: int, model: Size) -> int:

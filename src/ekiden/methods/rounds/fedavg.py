@@ -92,7 +92,6 @@ class FedAvg(SecureMethod):
         return ServerOptimizer()
 
     def run(self, fed: Fed, s: ServerOptimizer) -> Iterator[State]:
-        """Yield the state after each round."""
         while s.step < self.rounds:
             model = shared.at_server(fed, s.model)
             chosen = shared.sample(fed, self.participation)

@@ -105,7 +105,6 @@ class FedDisco(SecureMethod):
         return Labelled()
 
     def run(self, fed: Fed, s: Labelled) -> Iterator[State]:
-        """Yield the state after each round."""
         while s.step < self.rounds:
             w = shared.at_server(fed, s.model)
             chosen = shared.sample(fed, self.participation)

@@ -66,7 +66,6 @@ class FedProx(SecureMethod):
         shared.refuse_rule(self.combine, len(clients), self.participation, self.faulty, self.weighting)
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """Yield the state after each round."""
         while s.step < self.rounds:
             model = shared.at_server(fed, s.model)
             chosen = shared.sample(fed, self.participation)

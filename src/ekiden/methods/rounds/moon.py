@@ -75,7 +75,6 @@ class MOON(shared.ParallelMethod):
         shared.refuse_rule(self.combine, len(clients), self.participation, self.faulty, self.weighting)
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
-        """Yield the state after each round."""
         while s.step < self.rounds:
             model = shared.at_server(fed, s.model)
             asked = {k: fed.call(self.train, k, model, s.step) for k in shared.sample(fed, self.participation)}

@@ -38,7 +38,6 @@ class Centralized(Method):
         return (self.epochs,)
 
     def steps(self, clients: int) -> int:
-        """Return 1."""
         return 1
 
     def cost(self, clients: int, model: int) -> int:

@@ -67,7 +67,6 @@ class RemotePlan(Checked, Generic[M]):
         return tuple(self.clients.split(",")) if self.clients else ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as plain values."""
         return plain(self) | {"recipe": self.recipe.to_json()}
 
 
