@@ -1,6 +1,8 @@
 """Measure a finished run's model at silos, also at others than those that trained it."""
 
 import json
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +14,18 @@ from safetensors.torch import load_file, save_file
 from ekiden.base.errors import UserError
 from ekiden.engine.method import Method
 from ekiden.methods import FedAvg, FedSeq
+from ekiden.serving.loading import load_model
 from ekiden.transports.flower.coordinator.session import EVALUATIONS, evaluate
-from ekiden.transports.flower.coordinator.verify import verify
+from ekiden.transports.flower.coordinator.verify import signers, verify
 from ekiden.transports.flower.silo.silo import Silo
+from ekiden.transports.flower.silo.silo_file import read
 from ekiden.transports.flower.trust import agreement as agreements
+from ekiden.transports.flower.trust import keys
 from ekiden.transports.flower.trust.parcel import Ask, unpack
 from tests.transports.fakes import NAMES, FakeNodes, mine, with_keys
 from tests.transports.test_attacks import Attacker, layers
 from tests.transports.test_remote import far
+from tests.transports.test_silo_file import TABLE, tables
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 
@@ -66,7 +72,9 @@ def test_a_model_is_measured_at_silos_that_did_not_train_it(method: Method, tmp_
     assert {"accuracy", "metrics", "figures", "silo_means", "majority", "confusion"} <= row.keys()
     assert row["figures"]["silos"] == 4  # type: ignore[index]
     assert "clients" not in row
-    assert verify(run, {name: public[name] for name in FOUR[:2]}).wrong == ()
+    assert verify(run, public).wrong == ()
+    forged = {**public, FOUR[3]: public[FOUR[0]]}  # the coordinator's own key for a silo that measured
+    assert any("knew another key of client-3" in line for line in verify(run, forged).wrong)
     kinds = {unpack(data, Ask)[0].kind for _, data in nodes.log}
     assert kinds == {"hello", "evaluate"}
     # What the folder says must follow from what the silos signed.
@@ -98,6 +106,45 @@ def test_silos_measure_the_values_of_another_file(tmp_path: Path) -> None:
     save_file({"head": torch.zeros(3)}, other)
     with pytest.raises(UserError, match=r"other\.safetensors holds another network than the run's"):
         evaluate(run, FOUR[2:], nodes, run / EVALUATIONS / "no", keys, lambda line: None, weights=other, **SILENT)
+
+
+def test_a_model_of_one_machine_is_measured_at_silos(
+    tmp_path: Path, command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two files of its run are enough, and the scaling with which it was trained."""
+    monkeypatch.chdir(tmp_path)
+    (one, two), model = tables(tmp_path), tmp_path / "model"
+    rows = [(tmp_path / f"{name}.csv").read_text().splitlines(keepends=True) for name in "ab"]
+    Path("all.csv").write_text("".join([*rows[0], *rows[1][1:]]))
+    flags = ("--label-column", "died", "--drop-columns", "ward", "--clients", "2", "--epochs", "1")
+    assert command("run", "centralized", "--data", "all.csv", *flags)[0] == 0
+    (run,) = Path("runs").iterdir()
+    model.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(run / name, model / name)
+    code, said = command("federation", "agree", "model")
+    assert (code, "wrote agreed.json" in said) == (0, True)
+    more = 'agreed = "agreed.json"\n[hardware]\nthreads = 1\n[link]\nkey = "{0}.key"\npeers = "peers"\n'
+    for file in (one, two):
+        file.write_text(TABLE.format(name=file.stem, more=more.format(file.stem)))
+    files = [read(file) for file in (one, two)]
+    public = {file.name: keys.read_public(keys.generate(file.beside(file.link.key))) for file in files}
+    Path("peers").mkdir()
+    for name, key in public.items():
+        Path("peers", f"{name}.pub").write_text(key)
+    row = again(FakeNodes(files), public, model, ("a", "b"), "one")
+    tests = [file.load()[1].test for file in files]
+    known = load_model(model)
+    found = (
+        torch.cat([known.task.answers(known.network(part.x), full=False) == part.y for part in tests]).float().mean()
+    )
+    assert row["accuracy"] == pytest.approx(float(found))
+    assert verify(model, public).wrong == ()
+    assert signers(model) == ("a", "b")
+    other = keys.read_public(keys.generate(tmp_path / "c.key"))
+    assert any("knew another key of b" in line for line in verify(model, {**public, "b": other}).wrong)
+    code, said = command("evaluate", "model", "--on", "flower")
+    assert (code, "say which silos measure its model" in said) == (2, True)
 
 
 def test_with_and_without_one_silo_is_refused(tmp_path: Path) -> None:
@@ -146,7 +193,7 @@ def test_silos_measure_only_the_model_that_the_terms_name_and_train_nothing(tmp_
 def test_what_cannot_be_measured_is_one_line(tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, FOUR)
     (tmp_path / "here").mkdir()
-    with pytest.raises(UserError, match="is not of a run over silos: measure it here"):
+    with pytest.raises(UserError, match="is not a run folder"):
         again(Nodes(files), public, tmp_path / "here", FOUR, "all")
     nodes, public = trained(tmp_path / "two", FedSeq(epochs=1))
     for node, file in nodes.files.items():

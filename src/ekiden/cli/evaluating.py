@@ -44,9 +44,10 @@ class EvaluateOptions:
     """Measure the model of a run on its own or other test data: in all, per client, per domain, per class."""
 
     run: Positional[Path]
-    """run folder"""
+    """run folder; its config.json and model.safetensors are enough"""
     data: str = ""
-    """another data set, folder or file with the same classes; by default the run's own"""
+    """another data set, folder or file with the same classes; by default the run's own. With --on flower: which data
+    set of the silos, if their files name several"""
     label_column: tuple[str, ...] = ()
     """column of labels in the tables of --data, or several columns; by default as in the run, if it knows them"""
     column: str = ""
@@ -309,7 +310,7 @@ def _on_silos(options: EvaluateOptions) -> None:
     """Measure a run's model at silos."""
     from ekiden.cli import silos  # noqa: PLC0415  (it needs the extra flower)
 
-    for name in ("data", "label_column", "column", "client", "metric"):
+    for name in ("label_column", "column", "client", "metric"):
         if getattr(options, name):
             raise UserError(f"--{name.replace('_', '-')} is for data here, silos have their own: leave it out")
     if (options.threshold, options.sensitivity) != (None, 0.95) and not options.calibrate:
@@ -324,7 +325,9 @@ def _on_silos(options: EvaluateOptions) -> None:
         raise UserError("--at is for test samples, without subgroups: leave out --by and --calibrate")
     by, at = [one.text() for one in divisions(options.by)], dict(zip(options.at, _hazard(options, task), strict=True))
     about = (options.run, options.federation, options.clients)
-    row = silos.evaluate(*about, validation=bool(options.calibrate), by=by, at=at, weights=options.weights)
+    row = silos.evaluate(
+        *about, validation=bool(options.calibrate), by=by, at=at, weights=options.weights, data=options.data
+    )
     if by and not options.weights and "subgroups" in row:
         keep_subgroups(options.run, row["subgroups"])
     with reading("what silos reported", "the same Ekiden at all parties"):

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -12,9 +12,12 @@ from ekiden.base.errors import UserError
 from ekiden.base.files import write
 from ekiden.cli.console import console, print_json, say, table_of
 from ekiden.data import study
-from ekiden.data.agreement import agree_on
+from ekiden.data.agreement import Scaling, agree_on
 from ekiden.data.moments import ColumnSums
 from ekiden.data.schema import read as read_schema
+from ekiden.data.tasks import ScaledTask
+from ekiden.engine.folder import read_config
+from ekiden.results.result import inputs_of, task_in
 from ekiden.transports.flower import commands
 from ekiden.transports.flower.commands import Security
 from ekiden.transports.flower.coordinator import federation as federations
@@ -102,7 +105,8 @@ class AgreeOptions:
     """Make the scaling of a table that all silos use, from the sums that each gave."""
 
     sums: Positional[tuple[Path, ...]]
-    """files that `ekiden silo sums` wrote, of all silos"""
+    """files that `ekiden silo sums` wrote, of all silos; or one run folder: silos that measure the run's model need the
+    scaling with which it was trained"""
     out: Path = Path("agreed.json")
     """file to write; every silo names it by agreed in [data] of its silo.toml"""
     federation: Path | None = None
@@ -201,6 +205,8 @@ def agree(options: AgreeOptions) -> None:
     """`ekiden federation agree SUMS...`."""
     if not options.sums:
         raise UserError("name the files that `ekiden silo sums` wrote")
+    if options.sums[0].is_dir():
+        return _agree_with(options)
     expected = federations.read(options.federation).silos if options.federation else ()
     made = agree_on(options.sums, options.spelling, expected, read_schema(options.schema) if options.schema else None)
     if options.table_one:
@@ -208,8 +214,22 @@ def agree(options: AgreeOptions) -> None:
         console.print(study.cohort_drawn(study.table_one(told)))
         if survival := study.survival(told):
             console.print(survival.drawn())
-    write(options.out, [json.dumps(made.to_json(), indent=1).encode()])
-    say(
-        f"wrote {options.out}: {made}; "
-        f'give it to all silos, and name it in their silo.toml: [data] agreed = "{options.out.name}"'
-    )
+    _write_agreed(options.out, made)
+
+
+def _agree_with(options: AgreeOptions) -> None:
+    """Write the scaling of a run's model."""
+    if replace(options, sums=(), out=AgreeOptions.out) != AgreeOptions(()) or len(options.sums) > 1:
+        raise UserError("give one run folder alone: its scaling is written, and nothing is agreed on")
+    config = read_config(options.sums[0])
+    inputs, task = inputs_of(config), task_in(config)
+    scaled = zip(task.mean, task.std, strict=True) if isinstance(task, ScaledTask) else ()
+    made = Scaling(inputs if inputs.agreed else None, dict(zip(config["classes"], scaled, strict=False)))
+    if not made.scales:
+        raise UserError(f"the model of {options.sums[0]} needs no scaling: silos measure it without data.agreed")
+    _write_agreed(options.out, made)
+
+
+def _write_agreed(file: Path, made: Scaling) -> None:
+    write(file, [json.dumps(made.to_json(), indent=1).encode()])
+    say(f'wrote {file}: {made}; give it to all silos, and name it in their silo.toml: [data] agreed = "{file.name}"')

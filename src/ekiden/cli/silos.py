@@ -15,7 +15,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 from tyro.conf import Positional
 
 from ekiden.base.checks import Positive
-from ekiden.base.errors import UserError
+from ekiden.base.errors import UserError, counted
 from ekiden.base.files import write
 from ekiden.cli.console import console, first_line, print_json, say, table_of
 from ekiden.cli.flags import Boxes, parse
@@ -29,11 +29,10 @@ from ekiden.training.private import DP
 from ekiden.transports.flower import commands, supernode
 from ekiden.transports.flower.commands import Security
 from ekiden.transports.flower.coordinator import federation as federations
-from ekiden.transports.flower.coordinator import remote_plan
+from ekiden.transports.flower.coordinator import remote_plan, session
+from ekiden.transports.flower.coordinator import verify as verifying
 from ekiden.transports.flower.coordinator.remote_plan import RemotePlan, check, stored
 from ekiden.transports.flower.coordinator.session import EVALUATIONS
-from ekiden.transports.flower.coordinator.verify import terms as signed_terms
-from ekiden.transports.flower.coordinator.verify import verify as custody_of
 from ekiden.transports.flower.silo import approval, noisy_columns, participation, silo_file
 from ekiden.transports.flower.silo.silo_file import Limits, SiloFile
 from ekiden.transports.flower.trust import keys
@@ -310,9 +309,9 @@ def approve(options: ApproveOptions) -> None:
 
 def verify(options: VerifyOptions) -> None:
     """`ekiden verify RUN`."""
-    agreed = signed_terms(options.run)
-    names = agreed.clients
-    found = custody_of(options.run, commands.read_keys(options.keys, names) if options.keys else None)
+    agreed = verifying.terms(options.run)
+    trusted = commands.read_keys(options.keys, verifying.signers(options.run)) if options.keys else None
+    found, measured = verifying.verify(options.run, trusted), len(verifying.evaluations(options.run))
     wrong = UserError(f"{options.run} is not what the silos signed: {found.wrong[0]}") if found.wrong else None
     if options.json:
         hops = [asdict(hop) for hop in found.hops]
@@ -336,7 +335,8 @@ def verify(options: VerifyOptions) -> None:
     if agreed.recipe.dp:
         say(f"signed by each silo: it trained with differential privacy ({agreed.recipe.dp})")
     result = ", and the result is what they gave" if found.result else ""
-    say(f"verified: {len(found.hops)} tasks, each signed by its silo{result}")
+    later = f"; {counted(measured, 'later evaluation')}, signed by all silos" if measured else ""
+    say(f"verified: {len(found.hops)} tasks, each signed by its silo{result}{later}")
 
 
 def run(kind: type[Method], args: Sequence[str]) -> None:
@@ -411,6 +411,7 @@ def evaluate(
     run: Path,
     federation: Path | None,
     clients: str,
+    data: str,
     *,
     validation: bool,
     by: Sequence[str],
@@ -419,16 +420,20 @@ def evaluate(
 ) -> dict[str, Any]:
     """Measure the model of a run at silos, on validation or on test samples, and return the row of metrics."""
     plan = stored(run)
-    if plan is None:
-        raise UserError(f"{run} is not of a run over silos: measure it here, `ekiden evaluate {run} --data DATA`")
-    link = {name: value for name, value in _link(run).items() if name != "run"}
-    names = clients or plan.clients
     if federation is not None:
         one = federations.read(federation)
         link = {"link": one.link, "certificate": str(one.certificate), "keys": str(one.keys), "insecure": False}
         names = clients or ",".join(one.silos)
-    recipe = replace(plan.recipe, method=among(plan.recipe.method, names.split(",")))
-    plan = replace(plan, clients=names, recipe=recipe)
+    elif plan is not None:
+        link = {name: value for name, value in _link(run).items() if name != "run"}
+        names = clients or plan.clients
+    else:
+        raise UserError(f"{run} is of a run on one machine: say which silos measure its model, --federation FOLDER")
+    recipe = plan.recipe if plan else session.made_by(run).recipe
+    recipe = replace(recipe, method=among(recipe.method, names.split(",")))
+    plan = (
+        replace(plan, clients=names, recipe=recipe, data=data or plan.data) if plan else RemotePlan(recipe, names, data)
+    )
     out = run / EVALUATIONS / token_hex(8)
     security, public_keys = _superlink_of(plan, link, anywhere=True)
     asked: dict[str, Any] = {"validation": validation, "by": by, "at": at, "weights": weights}
@@ -446,7 +451,6 @@ def _superlink_of(plan: RemotePlan[Any], link: Mapping[str, Any], *, anywhere: b
     """Return how the SuperLink is reached, and the silos' public keys."""
     security = Security(Path(link["certificate"]) if link["certificate"] else None, link["insecure"])
     commands.checked(link["link"], security, say, anywhere=anywhere)
-    check(plan)
     if link["keys"]:
         return security, commands.read_keys(Path(link["keys"]), plan.names)
     if security.insecure:
@@ -457,6 +461,7 @@ def _superlink_of(plan: RemotePlan[Any], link: Mapping[str, Any], *, anywhere: b
 def _submit(
     plan: RemotePlan[Any], folder: Path, link: Mapping[str, Any], *, anywhere: bool, track: Sequence[str]
 ) -> None:
+    check(plan)
     security, public_keys = _superlink_of(plan, link, anywhere=anywhere)
     with tracking.watching(track, folder, plan.recipe.method.steps(len(plan.names))) as look:
 

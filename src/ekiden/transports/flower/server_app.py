@@ -67,7 +67,7 @@ def main(grid: Grid, context: Context) -> None:
             about = (Path(source), plan.names, nodes, folder, public_keys, say)
             by, at = list(filter(None, str(config["by"]).split(","))), dict(json.loads(str(config["at"])))
             weights = Path(str(config["weights"])) if config["weights"] else None
-            session.evaluate(*about, validation=validation, by=by, at=at, weights=weights)
+            session.evaluate(*about, validation=validation, by=by, at=at, weights=weights, data=plan.data)
             return
         result = session.run(plan, nodes, Path(str(config["folder"])), public_keys, say, link=link)
     except UserError as error:

@@ -23,6 +23,7 @@ from ekiden.base.files import write
 from ekiden.base.settings import Hardware
 from ekiden.data.augment import Augment
 from ekiden.data.kinds import of_terms
+from ekiden.data.kinds import terms as inputs_terms
 from ekiden.data.spelling import ALIKE, Spelling, folded, merging, numbered_from_two, spellings
 from ekiden.data.tasks import Classification, Survival, balanced, task_of_terms, terms
 from ekiden.data.undecoded import natural
@@ -47,7 +48,8 @@ from ekiden.engine.subgroups import check_task, divisions
 from ekiden.engine.transport import ClientMissing
 from ekiden.engine.worker import Setup
 from ekiden.methods import among, check_needs
-from ekiden.results.result import Result
+from ekiden.recipe import recipe_of
+from ekiden.results.result import Result, inputs_of, task_in
 from ekiden.training.network import Network
 from ekiden.transports.flower.coordinator.courier import Courier, Crossing, Lost, Patience, SealingKey
 from ekiden.transports.flower.coordinator.remote_plan import RemotePlan, check
@@ -364,14 +366,14 @@ def check_reading(plan: RemotePlan[Method], agreed: Agreement, setup: Setup) -> 
 
 
 def check_measuring(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> None:
-    """Refuse to measure more often than a silo allows, before the run starts."""
+    """Refuse to measure more often than a silo still allows, before the run starts."""
     steps = plan.recipe.method.steps(len(plan.names))
     often = -(-steps // plan.recipe.evaluate_every) if plan.recipe.evaluate_every else 1
     for name, hello in hellos.items():
         if often > hello.evaluations:
             raise UserError(
-                f"the run measures models {often} times, {name} allows {hello.evaluations} (limits.evaluations in its "
-                "silo.toml): raise --evaluate-every"
+                f"the run measures models {often} times, {name} allows {hello.evaluations} more (limits.evaluations in "
+                "its silo.toml, over all runs): raise --evaluate-every"
             )
 
 
@@ -403,7 +405,8 @@ def run(
     roll = Roll(nodes, plan.names, public_keys, patience, say, plan.data)
     hellos = roll.gather(all_of_them=everybody)
     agreed = before or agree(plan, hellos, run_id, public_keys)
-    check_measuring(plan, hellos)
+    if before is None:
+        check_measuring(plan, hellos)
     setup = agreed.setup(no_samples(agreed), Hardware(threads=1))
     torch.set_num_threads(setup.hardware.threads)  # so the server computes the same bits on any machine
     check_reading(plan, agreed, setup)
@@ -537,13 +540,14 @@ def evaluate(
     by: Sequence[str] = (),
     at: Mapping[float, float] = {},
     weights: Path | None = None,
+    data: str = "",
     seconds: float = _PATIENCE,
     poll: float = 1.0,
 ) -> dict[str, Any]:
     """Measure the model of a run at the silos behind `nodes`, and return the row of metrics.
 
     Args:
-        run: folder of a run over silos that has ended.
+        run: folder of a run that has ended, over silos or on one machine.
         clients: names of the silos that measure.
         nodes: the engine.
         folder: where to keep the terms, what silos signed, and the row.
@@ -553,10 +557,12 @@ def evaluate(
         by: columns that divide test samples into subgroups.
         at: times at which survival is measured, with the model's cumulative hazard there.
         weights: safetensors file of the values that are measured instead of the run's model.
+        data: which of their data sets silos measure on, if it is not the one of the run.
         seconds: time without a sign of life before a silo counts as missing.
         poll: longest time in seconds between two looks at the post.
     """
     before = made_by(run)
+    before = replace(before, data=data or before.data)
     agreed, model = terms_for(before, run, clients, public_keys, validation=validation, by=by, at=at, weights=weights)
     patience = Patience(seconds, poll, "stop")
     roll = Roll(nodes, tuple(clients), public_keys, patience, say, agreed.data)
@@ -585,11 +591,36 @@ def evaluate(
 
 
 def made_by(run: Path) -> Agreement:
-    """Return the terms under which a run was made."""
+    """Return the terms under which a run was made; of a run on one machine, those under which silos measure its model.
+
+    Args:
+        run: a run folder; of a run on one machine `config.json` is enough.
+    """
     file = run / AGREEMENT
-    if not file.exists():
-        raise UserError(f"{run} is not of a run over silos: measure it here, `ekiden evaluate {run} --data DATA`")
-    return agreements.parse(file.read_text(encoding="utf-8"))
+    if file.exists():
+        return agreements.parse(file.read_text(encoding="utf-8"))
+    config = read_config(run)
+    if config.get("on") == "flower":
+        raise UserError(f"{run} has no {AGREEMENT}: the run did not begin, or the folder is damaged")
+    if config["network"] is None:
+        raise UserError(f"{run} has a network that was made in Python, which silos do not have: measure it here")
+    scale = config["input"]
+    agreed = Agreement(
+        run="",
+        version=code_version(),
+        recipe=replace(recipe_of(config["recipe"]), model=config["network"], evaluate_on="all"),
+        dataset="own data",
+        shape=tuple(scale["shape"]),
+        classes=tuple(config["classes"]),
+        mean=tuple(scale["mean"]),
+        std=tuple(scale["std"]),
+        augment=Augment(),
+        inputs=inputs_terms(inputs_of(config)),
+        clients=tuple(config["clients"]),
+        sealed=True,
+        task=terms(task_in(config)),
+    )
+    return replace(agreed, values=values_digest(agreed.builder()())) if agreed.has_values else agreed
 
 
 def terms_for(

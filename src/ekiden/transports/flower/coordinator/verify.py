@@ -7,7 +7,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_args
 
@@ -31,7 +31,7 @@ from ekiden.engine.wire import EVERYONE, Ref
 from ekiden.engine.worker import Setup
 from ekiden.training.weights import Weights
 from ekiden.transports.flower.coordinator.courier import Absent
-from ekiden.transports.flower.coordinator.session import EVALUATIONS, MODEL
+from ekiden.transports.flower.coordinator.session import EVALUATIONS, MODEL, made_by
 from ekiden.transports.flower.trust import agreement as agreements
 from ekiden.transports.flower.trust import custody, keys
 from ekiden.transports.flower.trust.agreement import AGREEMENT, Agreement, no_samples
@@ -434,10 +434,12 @@ def verify(folder: Path, trusted: Mapping[str, str] | None = None) -> Verdict:
     """Check a run folder.
 
     Args:
-        folder: folder of a run between silos.
-        trusted: public keys of the silos; by default those in the run's own terms.
+        folder: folder of a run between silos, or of another run whose model silos measured.
+        trusted: public keys of the silos that `signers` names; by default those in the run's own terms.
     """
     agreed = terms(folder)
+    if not agreed.keys:  # a run on one machine
+        return Verdict((), tuple(_evaluations(folder, agreed, trusted)), (), False)
     setup = agreed.setup(no_samples(agreed), Hardware(threads=1))
     state, marks = read(folder / "state.safetensors", tuple[type(setup.method.start()), Marks])  # type: ignore[misc]
     ended = state.step >= setup.method.steps(len(agreed.clients))
@@ -478,13 +480,23 @@ def verify(folder: Path, trusted: Mapping[str, str] | None = None) -> Verdict:
     return Verdict(signed.hops, tuple(wrong), tuple(unproven), ended and plan is not None)
 
 
+def evaluations(folder: Path) -> dict[Path, Agreement]:
+    """Return the terms of the measurements after a run, by their files."""
+    files = sorted(folder.glob(f"{EVALUATIONS}/*/{AGREEMENT}"))
+    return {file: agreements.parse(read_regular(file).decode(errors="replace")) for file in files}
+
+
+def signers(folder: Path) -> tuple[str, ...]:
+    """Return the names of the silos that signed something in a run folder."""
+    all_terms = (terms(folder), *evaluations(folder).values())
+    return tuple(dict.fromkeys(name for each in all_terms for name in each.silos))
+
+
 def _evaluations(folder: Path, agreed: Agreement, trusted: Mapping[str, str] | None) -> Iterator[str]:
     """Yield what is wrong with what silos measured of the run's model after the run."""
-    for file in sorted(folder.glob(f"{EVALUATIONS}/*/{AGREEMENT}")):
-        later = agreements.parse(read_regular(file).decode(errors="replace"))
+    for file, later in evaluations(folder).items():
         _, measured, wrong = _records(file.parent)
-        known = {name: key for name, key in (trusted or {}).items() if name in later.clients}
-        wrong += _other_keys(replace(later, clients=tuple(known), keys=tuple(later.silos[n] for n in known)), known)
+        wrong += _other_keys(later, trusted)
         wrong += _unsigned([], measured, later)
         build = Built(agreed.recipe.method, later.builder(), len(agreed.clients))
         given = file.with_name(MODEL).exists()  # the values of another file
@@ -508,8 +520,10 @@ def _follows(setup: Setup, clients: int) -> dict[str, Any]:
 
 
 def terms(folder: Path) -> Agreement:
-    """Return the terms that the silos of a run signed."""
+    """Return the terms that the silos of a run signed; without keys if the run is on one machine, and was measured."""
     if read_config(folder).get("on") != "flower":
+        if evaluations(folder):
+            return made_by(folder)
         raise UserError(f"{folder} is of a run on one machine: nothing in it is signed")
     try:
         agreed = agreements.parse(read_regular(folder / AGREEMENT).decode(errors="replace"))
