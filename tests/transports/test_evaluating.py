@@ -157,13 +157,20 @@ def test_with_and_without_one_silo_is_refused(tmp_path: Path) -> None:
     assert again(nodes, public, tmp_path / "run", FOUR[2:], "others")["accuracy"]
 
 
-def test_evaluations_are_bounded_by_the_runs_that_a_silo_keeps(tmp_path: Path) -> None:
-    """Each is a run, so `evaluations` of a run do not bound them: a coordinator asks again with another model."""
-    nodes, public = trained(tmp_path, FedSeq(epochs=1), "[limits]\nevaluations = 1\nruns = 2\n")
+def test_evaluations_are_bounded_over_all_runs(tmp_path: Path) -> None:
+    """Each evaluation is a run, so a coordinator could ask again and again; a silo counts what no run holds."""
+    nodes, public = trained(tmp_path, FedSeq(epochs=1), "[limits]\nevaluations = 2\n")
+    run = tmp_path / "run"
     for to in ("one", "two"):
-        assert again(nodes, public, tmp_path / "run", FOUR[2:], to)["accuracy"]
-    with pytest.raises(UserError, match=r"keeps 2 runs, 2 at most \(limits.runs in its silo.toml\)"):
-        again(nodes, public, tmp_path / "run", FOUR[2:], "three")
+        assert again(nodes, public, run, FOUR[2:], to)["accuracy"]
+        shutil.rmtree(tmp_path / "client-2-silo" / "runs")  # as after a month in which nobody asked for them
+    with pytest.raises(UserError, match=r"client-[23] has measured 2 models .* 2 at most over all runs \(limits.eval"):
+        again(nodes, public, run, FOUR[2:], "three")
+    file = tmp_path / "client-2-silo" / "measured.json"
+    assert json.loads(file.read_text()) == {"": 2}
+    file.write_text("{")
+    with pytest.raises(UserError, match=r"measured.json is damaged"):
+        again(nodes, public, run, FOUR[2:], "four")
 
 
 def test_an_evaluation_needs_approval_like_a_run(tmp_path: Path) -> None:

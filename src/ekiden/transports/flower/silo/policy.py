@@ -1,13 +1,14 @@
 """What a silo agrees to. Its own file and the method installed here decide."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
-from math import inf
 from typing import Any
 
 from torch import nn
 
 from ekiden.base.errors import UserError
+from ekiden.base.files import lock_file, locked, write
 from ekiden.data.kinds import terms
 from ekiden.data.samples import ClientData
 from ekiden.data.tasks import Survival, balanced
@@ -30,6 +31,9 @@ from ekiden.transports.flower.trust import custody, keys
 from ekiden.transports.flower.trust.agreement import Agreement
 from ekiden.transports.flower.trust.parcel import Absence, Ask
 from ekiden.transports.flower.trust.sealing import Reader
+
+MEASURED = "measured.json"
+"""file in the silo's folder: how many models were measured on the samples of each data set, over all runs"""
 
 
 def check_terms(file: SiloFile, agreed: Agreement) -> None:
@@ -303,23 +307,45 @@ def check_result(
             raise UserError(f"in {agreed.method} silos measure only the result, and this model is another one: refused")
 
 
-def check_measured(file: SiloFile, before: int, models: int, *, once: bool) -> None:
-    """Refuse to measure more models than the silo allows.
+def measured(file: SiloFile, data: str) -> int:
+    """Return how many models were measured on a data set's samples, over all runs."""
+    return _measured(file).get(data, 0)
+
+
+def note_measured(file: SiloFile, data: str, models: int) -> int:
+    """Count models that are to be measured, before anything is told of them, or refuse that.
+
+    The count is of no run, so no coordinator can start it again.
 
     Args:
         file: the silo's file.
-        before: number of models of the run that it has measured.
-        models: number of models that it is asked to measure now.
-        once: whether only the run's result is measured.
+        data: name of the data set.
+        models: number of models that the silo is asked to measure now.
+
+    Returns:
+        The number of models over all runs.
     """
-    if once and before:
-        raise UserError(f"{file.name} has measured the result of this run, and measures no other model: refused")
-    most = file.limits.evaluations if not once else inf
-    if before + models > most:
-        raise UserError(
-            f"{file.name} has measured {before} models of this run, {most:.0f} at most (limits.evaluations in its "
-            "silo.toml): raise --evaluate-every"
-        )
+    path, most = file.folder / MEASURED, file.limits.evaluations
+    with locked(lock_file(path)):
+        before = _measured(file)
+        now = before.get(data, 0) + models
+        if now > most:
+            raise UserError(
+                f"{file.name} has measured {now - models} models on its samples, {most} at most over all runs "
+                "(limits.evaluations in its silo.toml): raise --evaluate-every, or let its owner raise the limit"
+            )
+        write(path, [json.dumps(before | {data: now}).encode()])
+    return now
+
+
+def _measured(file: SiloFile) -> dict[str, int]:
+    path = file.folder / MEASURED
+    try:
+        return {str(name): int(n) for name, n in json.loads(path.read_text(encoding="utf-8")).items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({error}): restore it from a backup") from None
 
 
 def _place(ref: Ref[Any]) -> tuple[str, str, str]:

@@ -304,9 +304,9 @@ class Measured:
         self._folder = folder
 
     @property
-    def models(self) -> int:
-        """Number of models measured so far."""
-        return sum(len(_read(path).counts) for path in self._folder.glob("measured-*.parcel"))
+    def any(self) -> bool:
+        """Whether a model was measured."""
+        return any(self._folder.glob("measured-*.parcel"))
 
     def find(self, digest: str) -> SiloReport | None:
         """Return what was reported about exactly these models before."""
@@ -352,11 +352,15 @@ def evaluate(run: Agreed, ask: Ask, body: memoryview) -> bytes:
     digest = custody.digest([repr((ask.results, digests, ask.last)).encode()])
     found = kept.find(digest)
     if found is None:
-        policy.check_measured(run.file, kept.models, len(models), once=once)
+        if once and kept.any:
+            raise UserError(
+                f"{run.file.name} has measured the result of this run, and measures no other model: refused"
+            )
+        policy.note_measured(run.file, run.terms.data, len(models))
         found = _measure(run, models, ask, once=once)
         kept.put(digest, found)
-    said = f"models measured: {len(models)}, {kept.models} of this run so far"
-    run.note(f", after step {ask.step}: {said}")
+    total = policy.measured(run.file, run.terms.data)
+    run.note(f", after step {ask.step}: models measured: {len(models)}, {total} over all runs so far")
     given = wire.encode(_given(run, ask, found, digest))
     record = ""
     if run.terms.keys:
@@ -511,7 +515,7 @@ class Silo:
             (dataset.augment.crop, dataset.augment.flip, float(dataset.augment.rotation)),
             (len(client.train), len(client.val), len(client.test)),
             terms_of(dataset.inputs),
-            file.limits.evaluations,
+            max(file.limits.evaluations - policy.measured(file, self._name), 0),
             task=task_terms(dataset.task),
             schema=file.schema,
             counts=dict(file.class_counts),

@@ -76,8 +76,9 @@ class Limits(Checked):
     """largest number of tasks of a run at all silos together, if the method knows it beforehand"""
     requests: Count = 20_000
     """largest number of requests of a run to this silo"""
-    evaluations: CountOrZero = 100
-    """largest number of models of a run that are measured on this silo's test samples"""
+    evaluations: CountOrZero = 1000
+    """largest number of models that are measured on the samples of each data set, over all runs, ever; how many were
+    measured is in measured.json in the silo's folder"""
     epsilon: Positive | None = None
     """largest sum of epsilon over all runs with differential privacy (`--dp`), and then no others may train here; by
     default there is no limit. What was spent is in privacy.jsonl in the silo's folder"""

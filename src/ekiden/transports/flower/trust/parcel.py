@@ -101,7 +101,7 @@ class Hello:
     augment: tuple[int, bool, float]  # crop, flip and rotation in training
     samples: tuple[int, int, int]  # numbers of samples for training, validation and test
     inputs: str  # what the samples are, see `ekiden.data.kinds.terms`
-    evaluations: int = 0  # largest number of a run's models that it measures
+    evaluations: int = 0  # number of models that it still measures, over all runs
     signature: str = ""  # signature of nonce and name by the silo's key, in hexadecimal; empty without a key
     # X25519 key of the run whose terms came with the hello, in hexadecimal; empty if it seals nothing
     sealing: str = ""
