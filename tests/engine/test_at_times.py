@@ -10,7 +10,7 @@ import torch
 
 from ekiden import UserError
 from ekiden.data.tasks import Scores, Survival
-from ekiden.engine.counting import EXACT, SHARES, Care, counting_of
+from ekiden.engine.counting import EXACT, FIXED, SHARES, Care, counting_of
 from ekiden.engine.figures import AtTime, figures
 from tests.methods.survival_reference import HAZARD, TIMES, without_ties
 
@@ -93,6 +93,35 @@ def test_nothing_is_told_where_few_would_be_followed_and_at_other_times_than_the
     assert [one.time for one in told(answered(days, died, risk), Care(10, 5, times=(200.0,)))] == [200]
     early = died.astype(bool) | (np.arange(200) % 50 > 0)
     assert [one.time for one in told(answered(np.where(early, days.clip(max=150), days), 0 * died, risk))] == [100]
+
+
+def test_two_evaluations_show_between_which_times_a_subject_had_the_event() -> None:
+    """The models differ in one subject's prediction; the coordinator knows nobody's times."""
+    days, died, _ = without_ties()
+    groups = np.where(np.arange(200) % 2, -3.0, 1.5)
+    for one in range(0, 200, 13):
+        reports = []
+        for place in (-3.0, 1.5):
+            groups[one] = place
+            found = COUNTING.count(answered(days, died, groups), Care(10, 5, coarse=True))
+            reports.append(COUNTING.split(found)["grouped"] / FIXED)
+        moved = (reports[1] - reports[0])[:, 2:4].clip(0).amax(-1) > 0.5  # by time: without, with the event
+        truth = [[days[one] >= time, bool(died[one]) and days[one] <= time] for time in TIMES]
+        assert moved.tolist() == truth
+        groups[one] = -3.0 if one % 2 else 1.5
+
+
+def test_one_evaluation_shows_the_time_of_a_subject_to_who_knows_all_others() -> None:
+    """Of 15 times and both kinds of ends, few would give the same report."""
+    days, died, risk = (each[:40].copy() for each in without_ties())
+    care, left = Care(10, 5, coarse=True), set()
+    true, truth = COUNTING.count(answered(days, died, risk), care), (days[7], died[7])
+    for one in (truth, *((time, event) for time in np.linspace(5, 700, 15) for event in (0.0, 1.0))):
+        days[7], died[7] = one
+        if torch.equal(COUNTING.count(answered(days, died, risk), care), true):
+            left.add(one)
+    assert truth in left
+    assert len(left) <= 5
 
 
 def test_each_time_has_a_hazard() -> None:

@@ -158,7 +158,7 @@ def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
     if by:
         show_subgroups(table["subgroups"], table["groups"])
     for group, rows in groups.items():
-        if rows:
+        if rows and group not in table.get("groups", {}):
             console.print(_values(group, rows, headline))
     if each := [value for _, value in groups["client"].values() if not isnan(value)]:
         mean = headline.shown(sum(each) / len(each))

@@ -33,6 +33,7 @@ from ekiden.tables.verdicts import (
     as_printed,
     collect,
     contrasts,
+    metric_of,
     names,
     obstacle,
     ours,
@@ -344,9 +345,31 @@ def section(sweep: Sweep, *more: Sweep) -> str:
     noted = [f"- {', '.join(labels)}: {note}" for note, labels in notes.items()]
     if noted or failed or left_out:
         lines += ["", *noted, *dict.fromkeys(failed), *left_out]
+    lines += _intervals(done, experiment)
     for contrast in contrasts(experiment, results):
         lines += ["", *_contrast(contrast)]
     return "\n".join([*lines, ""])
+
+
+def _intervals(results: Sequence[CellResult], experiment: Experiment) -> list[str]:
+    """Return a table of 95 % intervals of the metric, where runs have them."""
+    ends: dict[str, dict[str, str]] = {}
+    metrics = {result.cell.metric for result in results}
+    for result in results:
+        name, figures = result.cell.metric, [run.last.get("figures", {}) for run in result.runs]
+        if result.cell.plan and not result.cell.plan.tune and all(name in f.get("intervals", {}) for f in figures):
+            each = [(f["values"][name], *f["intervals"][name]) for f in figures]
+            scale = metric_of(result.runs[0], name).scale
+            value, low, high = (scale * mean(numbers) for numbers in zip(*each, strict=True))
+            row, column = names(result.cell, experiment)
+            ends.setdefault(row, {})[column] = f"{value:.2f} ({low:.2f} to {high:.2f})"
+    if not ends:
+        return []
+    columns = list(dict.fromkeys(column for row in ends.values() for column in row))
+    rows = [table_row([row, *(found.get(column, "") for column in columns)]) for row, found in ends.items()]
+    title = "**From counts of silos, with 95 % intervals over test samples; means over the seeds**"
+    remark = ["", "A C-index from counts compares samples of one silo only."] if "c_index" in metrics else []
+    return ["", title, "", table_row(["", *columns]), "|---" * (len(columns) + 1) + "|", *rows, *remark]
 
 
 def _contrast(contrast: Contrast) -> list[str]:

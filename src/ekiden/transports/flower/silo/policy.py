@@ -313,7 +313,7 @@ def measured(file: SiloFile, data: str) -> int:
 
 
 def note_measured(file: SiloFile, data: str, models: int) -> int:
-    """Count models that are to be measured, before anything is told of them, or refuse that.
+    """Count models that are to be measured, before anything is reported, or refuse that.
 
     The count is of no run, so no coordinator can start it again.
 
