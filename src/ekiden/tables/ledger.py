@@ -21,7 +21,7 @@ from ekiden.data.copies import fingerprints
 from ekiden.data.holdings import hold
 from ekiden.data.kinds import Images
 from ekiden.data.undecoded import Raw
-from ekiden.runs.summary import duration, size
+from ekiden.runs.summary import duration, metric_of, size
 from ekiden.tables.experiment import PAPER, Cell, Experiment, Published, read
 from ekiden.tables.sweep import Sweep, failures
 from ekiden.tables.verdicts import (
@@ -33,7 +33,6 @@ from ekiden.tables.verdicts import (
     as_printed,
     collect,
     contrasts,
-    metric_of,
     names,
     obstacle,
     ours,
