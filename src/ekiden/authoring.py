@@ -23,7 +23,7 @@ from ekiden.engine.transport import ClientMissing
 from ekiden.engine.wire import SERVER, Ref
 from ekiden.engine.worker import Client
 from ekiden.training.objective import Forward, Objective, Penalty, Work, cross_entropy
-from ekiden.training.weights import Weights, mean
+from ekiden.training.weights import RunningMean, Weights, mean
 
 __all__ = [
     "CLASSES",
@@ -50,6 +50,7 @@ __all__ = [
     "Positive",
     "Range",
     "Ref",
+    "RunningMean",
     "Size",
     "State",
     "Task",

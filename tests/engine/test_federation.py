@@ -17,8 +17,7 @@ from ekiden.engine.method import INITIAL, Method, Size, State, Traits, on_client
 from ekiden.engine.transport import ClientMissing, Request, Transfer, Transport, refs, resolve
 from ekiden.engine.wire import EVERYONE, SERVER, Ref
 from ekiden.engine.worker import Client, Job, Setup, Worker
-from ekiden.methods import FedAvg
-from ekiden.methods.blocks.rounds import Reply
+from ekiden.methods import SCAFFOLD, FedAvg, FedDC, FedDyn
 from ekiden.training.objective import Work
 from ekiden.training.weights import Weights, mean
 from tests.conftest import Tiny
@@ -504,29 +503,23 @@ def test_values_of_a_mapping_come_under_their_keys() -> None:
         fed.get(asked)
 
 
-_alive: list[ReferenceType[Tensor]] = []
-_most: list[int] = []
+@pytest.mark.parametrize("method", [FedAvg, SCAFFOLD, FedDC, FedDyn])
+def test_a_mean_needs_one_reply_at_a_time(
+    method: type[FedAvg | SCAFFOLD | FedDC | FedDyn], blobs: FederatedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive, most, fit = list[ReferenceType[Tensor]](), list[int](), Client.fit
 
+    def watched(client: Client, *given: Any, **more: Any) -> Weights:
+        most.append(sum(reply() is not None for reply in alive))
+        trained = fit(client, *given, **more)
+        alive.append(ref(trained.params))
+        return trained
 
-@dataclass(frozen=True)
-class Watched(FedAvg):
-    """FedAvg that counts the replies in memory whenever a client begins."""
-
-    @on_client
-    def train(self, client: Client, model: Weights, round: int) -> Reply:
-        _most.append(sum(reply() is not None for reply in _alive))
-        reply = super().train(client, model, round)
-        _alive.append(ref(reply.model.params))
-        return reply
-
-
-def test_a_mean_needs_one_reply_at_a_time(blobs: FederatedData) -> None:
-    _alive.clear()
-    _most.clear()
+    monkeypatch.setattr(Client, "fit", watched)
     fast: dict[str, Any] = {"training": Training(batch_size=64), "hardware": Hardware(threads=1)}
-    found = run(Watched(rounds=1, epochs=1), blobs, Tiny, **fast)
-    assert max(_most) <= 1
-    assert len(_most) == len(found.clients)
+    found = run(method(rounds=1, epochs=1), blobs, Tiny, **fast)
+    assert max(most) <= 1
+    assert len(most) == len(found.clients)
 
 
 def test_a_value_of_each_is_dropped_when_the_next_is_asked_for() -> None:

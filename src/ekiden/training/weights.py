@@ -84,29 +84,47 @@ def mean(models: Sequence[Weights], weights: Sequence[float] | None = None) -> W
     weights = [1.0] * len(models) if weights is None else weights
     if len(weights) != len(models):
         raise UserError(_AVERAGE)
-    return running_mean(zip(models, weights, strict=True))
+    middle = RunningMean()
+    for model, weight in zip(models, weights, strict=True):
+        middle.add(model, weight)
+    return middle.model
 
 
-def running_mean(weighted: Iterable[tuple[Weights, float]]) -> Weights:
-    """Return what `mean` returns. Each pair of a model and its weight is dropped before the next one is asked for."""
-    total, shapes, result = 0.0, None, None
-    for model, weight in weighted:
+class RunningMean:
+    """What `mean` returns, of models that come one after the other.
+
+    Attributes:
+        total: sum of the weights so far.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self._model: Weights | None = None
+        self._shapes: tuple[torch.Size, ...] = ()
+
+    def add(self, model: Weights, weight: float = 1.0) -> None:
+        """Take in a model; it is not kept."""
         if not 0 <= weight < inf:
             raise UserError(_AVERAGE)
-        shapes = shapes or model.shapes
-        if model.shapes != shapes:
+        self._shapes = self._shapes or model.shapes
+        if model.shapes != self._shapes:
             raise UserError("models of different shape cannot be averaged: use the same network at every client")
-        total += weight
-        if weight and result is None:
-            result = Weights(model.params.clone(), model.buffers.clone(), model.counters.clone())
-        elif weight and result is not None:
-            result.params.lerp_(model.params, weight / total)
-            result.buffers.lerp_(model.buffers, weight / total)
-            torch.maximum(result.counters, model.counters, out=result.counters)
-        del model
-    if result is None:
-        raise UserError(_AVERAGE)
-    return result
+        self.total += weight
+        if not weight:
+            return
+        if (mean := self._model) is None:
+            self._model = Weights(model.params.clone(), model.buffers.clone(), model.counters.clone())
+            return
+        mean.params.lerp_(model.params, weight / self.total)
+        mean.buffers.lerp_(model.buffers, weight / self.total)
+        torch.maximum(mean.counters, model.counters, out=mean.counters)
+
+    @property
+    def model(self) -> Weights:
+        """The average so far."""
+        if self._model is None:
+            raise UserError(_AVERAGE)
+        return self._model
 
 
 def distance(a: Tensor, b: Tensor, chunk: int = 1 << 16) -> Tensor:

@@ -16,6 +16,7 @@ from ekiden.authoring import (
     Model,
     OwnSamples,
     Ref,
+    RunningMean,
     State,
     Training,
     Traits,
@@ -24,7 +25,7 @@ from ekiden.authoring import (
 from ekiden.engine.method import HasModel
 from ekiden.methods.blocks.combining import Rule, clipped, combine, refuse
 from ekiden.training.fit import kept
-from ekiden.training.weights import distance, running_mean
+from ekiden.training.weights import distance
 
 Weighting = Literal["samples", "uniform"]
 CLIPPED = "length of clipped steps"
@@ -141,11 +142,6 @@ def sample_weight(client: Client, weighting: Weighting) -> float:
     return float(client.n) if weighting == "samples" else 1.0
 
 
-def average(replies: Iterable[Reply]) -> Weights:
-    """Return Σ p_i w_i, with weights normalised over the clients that answered."""
-    return running_mean(replies)
-
-
 def combined(
     fed: Fed, asked: Mapping[str, Ref[Reply]], start: Weights, rule: Rule, faulty: int, longest: float
 ) -> Weights:
@@ -154,7 +150,11 @@ def combined(
     A mean needs one reply at a time in memory, other rules all of them.
     """
     if rule == "mean" and not longest:
-        return average(fed.each(asked.values(), at_least=1))
+        middle = RunningMean()
+        for model, weight in fed.each(asked.values(), at_least=1):
+            middle.add(model, weight)
+            del model
+        return middle.model
     replies = arrived(fed, asked)
     models = shortened(fed, {k: r.model for k, r in replies.items()}, start, longest)
     result = combine(list(models.values()), [r.weight for r in replies.values()], rule, faulty)

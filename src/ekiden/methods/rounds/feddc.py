@@ -15,10 +15,10 @@ from ekiden.authoring import (
     Fraction,
     Model,
     NonNegative,
+    RunningMean,
     Size,
     State,
     Weights,
-    mean,
     on_client,
 )
 from ekiden.methods.blocks import rounds as shared
@@ -110,12 +110,13 @@ class FedDC(SecureMethod):
             if self.secure:
                 sums = fed.sum(self.add, chosen, *about, len(chosen), at="server")
                 g = g if sent is None else g + sums.other(0, g) / n  # by all N, as h below
-                middle, answered = sums.mean(w), sums.clients
+                middle, answered = sums.mean(w), float(sums.clients)
             else:
-                updates = shared.arrived(fed, {k: fed.call(self.train, k, *about) for k in chosen})
-                for update in updates.values():
-                    g = g if update.change is None else g + update.change.params / n
-                middle, answered = mean([update.model for update in updates.values()]), len(updates)
+                models = RunningMean()
+                for trained, change in fed.each([fed.call(self.train, k, *about) for k in chosen], at_least=1):
+                    g = g if change is None else g + change.params / n
+                    models.add(trained)
+                middle, answered = models.model, models.total
             h = h + answered / n * (middle.params - w.params)  # the mean of all h_i
             cloud = middle.with_params(middle.params + h)
             model = middle if self.result == "mean" else cloud

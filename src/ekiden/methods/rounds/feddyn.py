@@ -15,10 +15,10 @@ from ekiden.authoring import (
     Fraction,
     Model,
     NonNegative,
+    RunningMean,
     Size,
     State,
     Weights,
-    mean,
     on_client,
 )
 from ekiden.methods.blocks import rounds as shared
@@ -80,10 +80,12 @@ class FedDyn(SecureMethod):
             chosen = shared.sample(fed, self.participation)
             if self.secure:
                 sums = fed.sum(self.add, chosen, w, s.step, len(chosen), at="server")
-                middle, answered = sums.mean(w), sums.clients
+                middle, answered = sums.mean(w), float(sums.clients)
             else:
-                models = shared.arrived(fed, {k: fed.call(self.train, k, w, s.step) for k in chosen})
-                middle, answered = mean(list(models.values())), len(models)
+                models = RunningMean()
+                for trained in fed.each([fed.call(self.train, k, w, s.step) for k in chosen], at_least=1):
+                    models.add(trained)
+                middle, answered = models.model, models.total
             cloud = middle
             h = None
             if self.alpha:  # h ← h - α/N Σ (w_i - w) over those who answered, by all N; then w = mean - h/α

@@ -19,6 +19,7 @@ from ekiden.authoring import (
     State,
     Training,
     Weights,
+    mean,
     on_client,
 )
 from ekiden.methods.blocks import rounds as shared
@@ -84,8 +85,8 @@ class FedNova(SecureMethod):
             chosen = shared.sample(fed, self.participation)
             if self.secure:
                 sums = fed.sum(self.add, chosen, w, s.step, len(chosen), at="server")
-                mean, effective = sums.mean(w), float(sums.other(0)) / sums.total  # Σ p_i Δ_i / a_i, and τ_eff
-                target = mean.with_params(w.params + effective * mean.params)
+                change, effective = sums.mean(w), float(sums.other(0)) / sums.total  # Σ p_i Δ_i / a_i, and τ_eff
+                target = change.with_params(w.params + effective * change.params)
             else:
                 replies = shared.arrived(fed, {k: fed.call(self.train, k, w, s.step) for k in chosen})
                 target = normalised(w, [reply for reply in replies.values() if reply.a])
@@ -128,7 +129,7 @@ def progress(client: Client, epochs: int, training: Training, mu: float) -> floa
 
 def normalised(model: Weights, replies: Sequence[Progress]) -> Weights:
     """Return the model w + τ_eff Σ p_i (w_i - w) / a_i, with averaged running statistics."""
-    plain = shared.average([r.reply for r in replies])
+    plain = mean([r.reply.model for r in replies], [r.reply.weight for r in replies])
     total = sum(r.reply.weight for r in replies)
     shares = [r.reply.weight / total for r in replies]
     effective = sum(p * r.a for p, r in zip(shares, replies, strict=True))

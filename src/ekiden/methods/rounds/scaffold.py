@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.authoring import Client, Count, Fed, Fraction, Positive, Size, State, Weights, on_client
+from ekiden.authoring import Client, Count, Fed, Fraction, Positive, RunningMean, Size, State, Weights, on_client
 from ekiden.methods.blocks import rounds as shared
 from ekiden.methods.blocks.secure import ModelSums, SecureMethod, secure_size, trainable
 
@@ -73,10 +73,11 @@ class SCAFFOLD(SecureMethod):
                 sums = fed.sum(self.add, chosen, x, x.with_params(c), s.step, len(chosen), at="server")
                 c, target = c + sums.other(0, c) / len(fed.clients), sums.mean(x)
             else:
-                sent = shared.arrived(fed, {k: fed.call(self.train, k, x, x.with_params(c), s.step) for k in chosen})
-                for update in sent.values():
-                    c = c + update.change.params / len(fed.clients)  # by all N, so that c is always the mean of all c_i
-                target = shared.average([update.reply for update in sent.values()])
+                sent, middle = x.with_params(c), RunningMean()
+                for (y, p), change in fed.each([fed.call(self.train, k, x, sent, s.step) for k in chosen], at_least=1):
+                    c = c + change.params / len(fed.clients)  # by all N, so that c is always the mean of all c_i
+                    middle.add(y, p)
+                target = middle.model
             s = s.next(model=shared.server_step(x, target, self.server_lr), control=c)
             yield s
 
