@@ -33,7 +33,7 @@ from ekiden.reporting.style import (
     shown,
 )
 from ekiden.reporting.tables import METRICS, PlainTable
-from ekiden.results.clock import Devices
+from ekiden.results.clock import PRESETS, Devices
 from ekiden.results.recalibration import kept_subgroups
 from ekiden.runs.summary import Summary, simulated, size
 
@@ -88,9 +88,10 @@ def _time(groups: Sequence[Group], devices: Devices) -> Axis:
         clock = clocks[run.folder]
         return clock.seconds[row["step"] - 1] if clock else 0.0
 
+    name = next((f"`{name}`" for name, its in PRESETS.items() if its == devices), "of your own")
     note = (
-        "What the run would have taken on the devices that the report was given, from its bytes and passes. Methods "
-        "that count no passes, such as trees, are without their computing. "
+        f"What the run would have taken on devices {name}, from its bytes and passes. Methods that count no passes, "
+        "such as trees, are without their computing. "
     )
     return Axis("time", "over simulated time", "simulated seconds", seconds, note)
 
