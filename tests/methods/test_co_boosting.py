@@ -16,8 +16,7 @@ from ekiden.data import federate
 from ekiden.engine.federation import Fed
 from ekiden.methods import CoBoosting
 from ekiden.methods.one_shot import co_boosting
-from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel
-from ekiden.methods.one_shot.blocks.synthesis import synthesise
+from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel, synthesise
 from ekiden.methods.one_shot.co_boosting import Boosted, WeightedEnsemble, hard, moved
 from ekiden.training.network import Network
 from ekiden.training.objective import Work

@@ -15,8 +15,7 @@ from ekiden.data.tasks import Classification
 from ekiden.engine.federation import Fed
 from ekiden.engine.networks import as_module
 from ekiden.methods import DENSE
-from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel
-from ekiden.methods.one_shot.blocks.synthesis import Distilled, SampleGenerator, batches, softened
+from ekiden.methods.one_shot.blocks.ensemble import Distilled, EnsembleModel, SampleGenerator, batches, softened
 from ekiden.methods.one_shot.dense import Statistics, disagreement
 from ekiden.training.network import Network
 from ekiden.training.objective import Work

@@ -30,7 +30,7 @@ from ekiden.authoring import (
 )
 from ekiden.base.seeds import seeded
 from ekiden.engine import wire
-from ekiden.methods.one_shot.blocks.synthesis import Distilled, SampleGenerator, as_made, batches, softened, synthesise
+from ekiden.methods.one_shot.blocks.ensemble import Distilled, SampleGenerator, as_made, batches, softened, synthesise
 from ekiden.training.fit import kept
 from ekiden.training.network import Network
 

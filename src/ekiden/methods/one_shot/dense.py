@@ -28,8 +28,14 @@ from ekiden.authoring import (
 )
 from ekiden.base.seeds import seeded
 from ekiden.engine import wire
-from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel
-from ekiden.methods.one_shot.blocks.synthesis import Distilled, SampleGenerator, as_made, batches, synthesise
+from ekiden.methods.one_shot.blocks.ensemble import (
+    Distilled,
+    EnsembleModel,
+    SampleGenerator,
+    as_made,
+    batches,
+    synthesise,
+)
 from ekiden.training.network import Network
 
 

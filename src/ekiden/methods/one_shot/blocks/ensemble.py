@@ -1,13 +1,15 @@
-"""Several networks whose answers are combined, as one network."""
+"""Clients' networks as one whose answers are combined, and samples made at the server to distil such a network."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
-from ekiden.authoring import UserError, Weights
+from ekiden.authoring import Fed, State, UserError, Weights
 from ekiden.base.errors import unknown
 from ekiden.training import frozen
 from ekiden.training.network import Network
@@ -76,3 +78,125 @@ def copies(module: nn.Module, models: Sequence[Weights]) -> list[nn.Module]:
         network.load(model)
         members.append(network.module)
     return members
+
+
+class SampleGenerator(nn.Module):
+    """Noise (b, z) → samples: images (b, C, H, W) with values in [0, 1], or features (b, d) without bounds.
+
+    Images grow from a quarter of their side by two nearest-neighbour steps; sides that are not a multiple of 4 are cut.
+    """
+
+    def __init__(self, shape: tuple[int, ...], noise: int, width: int, generator: Generator) -> None:
+        super().__init__()
+        self._shape = shape
+        norm, leaky = nn.BatchNorm2d, nn.LeakyReLU(0.2)
+        if len(shape) == 3:
+            self._start = (2 * width, -(-shape[1] // 4), -(-shape[2] // 4))
+            self.first = nn.Linear(noise, self._start[0] * self._start[1] * self._start[2])
+            self.rest = nn.Sequential(
+                norm(2 * width),
+                nn.Upsample(scale_factor=2),
+                nn.Conv2d(2 * width, 2 * width, 3, padding=1, bias=False),
+                norm(2 * width),
+                leaky,
+                nn.Upsample(scale_factor=2),
+                nn.Conv2d(2 * width, width, 3, padding=1, bias=False),
+                norm(width),
+                leaky,
+                nn.Conv2d(width, shape[0], 3, padding=1),
+                nn.Sigmoid(),
+            )
+        else:
+            self.first = nn.Linear(noise, 2 * width)
+            size = int(torch.Size(shape).numel())
+            self.rest = nn.Sequential(nn.BatchNorm1d(2 * width), leaky, nn.Linear(2 * width, size))
+        for part in self.modules():
+            if isinstance(part, (nn.Linear, nn.Conv2d)):
+                nn.init.normal_(part.weight, 0.0, 0.02, generator=generator)
+            elif isinstance(part, (nn.BatchNorm1d, nn.BatchNorm2d)):
+                nn.init.normal_(part.weight, 1.0, 0.02, generator=generator)
+        for name, values in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(values)
+        self.rest.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # on a CPU 1.6 times as fast
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Return samples (b, *shape)."""
+        x = self.first(z)
+        if len(self._shape) == 3:
+            x = x.view(len(z), *self._start).contiguous(memory_format=torch.channels_last)
+            return self.rest(x)[:, :, : self._shape[1], : self._shape[2]]  # type: ignore[no-any-return]
+        return self.rest(x).view(len(z), *self._shape)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Distilled(State):
+    """Where the server stands."""
+
+    teachers: tuple[Weights, ...] = ()  # the clients' models
+    pool: Tensor | None = None  # all synthetic samples so far: images as bytes, others as they are
+    momentum: Tensor | None = None  # (P,) of the student's optimiser
+
+
+def synthesise(
+    fed: Fed,
+    generator: SampleGenerator,
+    z: Tensor,
+    steps: int,
+    lr: float,
+    loss_of: Callable[[Tensor], Tensor],
+    clip: float = math.inf,
+) -> Tensor:
+    """Train the generator and its input with Adam, and return the samples with the smallest loss.
+
+    Args:
+        fed: for the precision of the passes.
+        generator: changed in place.
+        z: (b, noise) its input, a leaf that learns too.
+        steps: of Adam.
+        lr: its learning rate.
+        loss_of: the loss of samples (b, ...) as the generator makes them, images with values in [0, 1].
+        clip: largest norm of the gradient of the generator.
+
+    Returns:
+        (b, ...) on the CPU, images as bytes.
+    """
+    optimizer = torch.optim.Adam([*generator.parameters(), z], lr, betas=(0.5, 0.999))
+    best, least = torch.empty(0), math.inf
+    for _ in range(steps):
+        with fed.autocast():
+            raw = generator(z).float()
+        loss = loss_of(raw)
+        if float(loss.detach()) < least:
+            best, least = raw.detach().clone(), float(loss.detach())
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        if clip < math.inf:
+            torch.nn.utils.clip_grad_norm_(generator.parameters(), clip, foreach=False)
+        optimizer.step()
+    if least == math.inf:
+        raise UserError("the generator's loss is not finite: lower --generator-lr")
+    best = best.cpu().contiguous()
+    return (best * 255).round().to(torch.uint8) if len(fed.shape) == 3 else best
+
+
+def as_made(pool: Tensor, rows: Tensor) -> Tensor:
+    """Return samples of the pool, as the generator made them."""
+    return pool[rows].float() / 255 if pool.dtype == torch.uint8 else pool[rows]
+
+
+def softened(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
+    """L_KD = T²·KL(softmax(t/T) ‖ softmax(s/T)), mean of the batch."""
+    t, s = ((logits / temperature).log_softmax(1) for logits in (teacher, student))
+    return F.kl_div(s, t, reduction="batchmean", log_target=True) * temperature**2
+
+
+def batches(n: int, size: int, generator: Generator) -> Sequence[Tensor]:
+    """Return the batches of a shuffled pass over n samples.
+
+    Because of BatchNorm, a last batch of one sample joins the one before.
+    """
+    parts = list(torch.split(torch.randperm(n, generator=generator), size))
+    if len(parts) > 1 and len(parts[-1]) == 1:
+        parts[-2:] = [torch.cat(parts[-2:])]
+    return parts
