@@ -51,8 +51,7 @@ from ekiden.training.private import DP
 from ekiden.transports.base import MakesTransport, Start
 from ekiden.transports.local import Executor, InProcess, Processes, Simulation, refuse_within_worker
 
-Absent = Callable[[int, str], bool]
-"""(step, client) -> whether that client does not answer in that step"""
+Absent = Callable[[int, str], bool]  # (step, client) -> whether that client does not answer in that step
 _OF_STUDIES = ("seeds", "grid")
 _OF_DATA = {
     **dict.fromkeys(("partition", "clients", "num_clients", "val_fraction"), "ekiden.split"),

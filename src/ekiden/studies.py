@@ -46,8 +46,7 @@ class _Candidate:
         return _Candidate(replace(self.method, **hyper), replace(self.training, **rest))
 
 
-_Choice = tuple[dict[str, Any], _Candidate]
-"""A candidate, and its settings from the grid."""
+_Choice = tuple[dict[str, Any], _Candidate]  # A candidate, and its settings from the grid
 
 
 @dataclass(frozen=True)

@@ -53,18 +53,12 @@ class Range:
         return " and ".join(low + high)
 
 
-Count = Annotated[int, Range(least=1)]
-"""1, 2, 3, ..."""
-CountOrZero = Annotated[int, Range(least=0)]
-"""0, 1, 2, ..."""
-Positive = Annotated[float, Range(above=0)]
-"""greater than 0"""
-NonNegative = Annotated[float, Range(least=0)]
-"""0 or more"""
-Fraction = Annotated[float, Range(above=0, most=1)]
-"""above 0 and at most 1"""
-BelowOne = Annotated[float, Range(least=0, below=1)]
-"""at least 0 and below 1"""
+Count = Annotated[int, Range(least=1)]  # 1, 2, 3, ...
+CountOrZero = Annotated[int, Range(least=0)]  # 0, 1, 2, ...
+Positive = Annotated[float, Range(above=0)]  # greater than 0
+NonNegative = Annotated[float, Range(least=0)]  # 0 or more
+Fraction = Annotated[float, Range(above=0, most=1)]  # above 0 and at most 1
+BelowOne = Annotated[float, Range(least=0, below=1)]  # at least 0 and below 1
 
 
 class Checked:

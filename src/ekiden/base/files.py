@@ -23,8 +23,7 @@ from torch import Tensor
 from ekiden.base.errors import UserError
 
 _DIGEST = "blake2b"
-_BLANK = "0" * 32
-"""placeholder for the digest while it is computed"""
+_BLANK = "0" * 32  # placeholder for the digest while it is computed
 _MARK = b"ekiden\0\2"
 """first bytes of a file with a digest that is not a safetensors file (those begin with the length of their header)"""
 DTYPES = {
@@ -264,8 +263,7 @@ def lock_file(path: Path) -> Path:
     return found.with_name(f".{found.name}.lock")
 
 
-LARGE = 1 << 28
-"""images of at least this number of bytes stay on the disk"""
+LARGE = 1 << 28  # images of at least this number of bytes stay on the disk
 
 
 @dataclass(frozen=True)

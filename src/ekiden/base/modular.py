@@ -15,8 +15,7 @@ _BLOCK = 2**20  # packed numbers that are handled at a time; a multiple of 8, so
 _KINDS = {torch.int16: 16, torch.int32: 32, torch.int64: 64}
 _NAME = re.compile(r"[\w.-]{1,200}")
 _MOST_TEXT = 1 << 16
-FRACTION = 28
-"""bits after the point of numbers in fixed point"""
+FRACTION = 28  # bits after the point of numbers in fixed point
 
 
 class Shared:

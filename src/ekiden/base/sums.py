@@ -15,17 +15,12 @@ from torch import Tensor
 from ekiden.base.errors import UserError
 from ekiden.base.modular import Packed, Shared, pack, unpack
 
-LEAST = 12
-"""fewest bits of a product"""
-FULL = 32
-"""bits of a product that is not rounded"""
+LEAST = 12  # fewest bits of a product
+FULL = 32  # bits of a product that is not rounded
 _BLOCK = 2**20  # products that are packed at a time; a multiple of 8, so that blocks end with a byte
-LARGEST = 127
-"""the largest absolute value of a feature"""
-WIDE = 2**15 - 1
-"""the largest absolute value of a feature whose sums travel as int64"""
-FARTHEST = 2**20
-"""the largest absolute value of a target"""
+LARGEST = 127  # the largest absolute value of a feature
+WIDE = 2**15 - 1  # the largest absolute value of a feature whose sums travel as int64
+FARTHEST = 2**20  # the largest absolute value of a target
 _ROWS = 1024  # 1024 · 127² < 2^24: float32 adds up this number of products in any order without rounding
 _STRIPE = 256  # columns of the Gram matrix that are computed together
 _MOST = {torch.int32: 2**31 - 1, torch.int64: 2**53 - 1}  # float64 adds them up; it is exact up to 2^53

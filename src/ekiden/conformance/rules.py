@@ -367,5 +367,4 @@ def _run(method: Method, **options: Any) -> Any:
     return run(method, blobs(), Tiny, **(settings() | options))
 
 
-OF_TRANSPORTS = (gives_the_same_bits, resumes_on_it, forgets_what_died)
-"""The lines of the contract of transports."""
+OF_TRANSPORTS = (gives_the_same_bits, resumes_on_it, forgets_what_died)  # The lines of the contract of transports

@@ -18,10 +18,8 @@ from ekiden.data.tasks.base import Scores, Task, confusion
 from ekiden.data.tasks.labels import Classification, MultiLabel, Regression, ScaledTask, Segmentation, Survival
 from ekiden.data.tasks.measures import classes, pairs
 
-FIXED = 1 << 20
-"""the whole number that stands for 1 in sums"""
-MOST_LOSS = 10.0
-"""largest loss of a sample in a coarse sum"""
+FIXED = 1 << 20  # the whole number that stands for 1 in sums
+MOST_LOSS = 10.0  # largest loss of a sample in a coarse sum
 _LARGEST = 1000.0  # of a number in an exact sum
 _STEPS = 16  # by which one sample moves a coarse sum at most
 _REACH = 16  # bins of scores: logits from -16 to 16
@@ -30,10 +28,8 @@ _MOST_BINNED = _FINENESS[-1][0]
 _OF_SCORES = frozenset(("auroc", "average_precision", "calibration_error", "brier"))
 _MOST_TABLE = 100  # classes of a confusion matrix
 _MOST_TRAIN = 1000  # classes whose training labels are counted
-GROUPS = 15
-"""groups of equal width of the calibration error, as is usual"""
-SHARES = 10
-"""groups of equal width of the predicted survival"""
+GROUPS = 15  # groups of equal width of the calibration error, as is usual
+SHARES = 10  # groups of equal width of the predicted survival
 _FOLLOWED = 0.05  # of a silo's samples would be followed up to a time without events; with fewer it tells nothing then
 
 

@@ -24,12 +24,9 @@ from ekiden.training.objective import Work
 from ekiden.training.weights import Weights
 
 log = logging.getLogger("ekiden")
-_TOLD = 3
-"""clients that a line of the log names"""
-Row = Mapping[str, Any]
-"""What is measured after a step: one JSON line of metrics.jsonl."""
-Absent = Callable[[int, str], bool]
-"""(step, client): whether that client is missing in that step."""
+_TOLD = 3  # clients that a line of the log names
+Row = Mapping[str, Any]  # What is measured after a step: one JSON line of metrics.jsonl
+Absent = Callable[[int, str], bool]  # (step, client): whether that client is missing in that step
 
 
 class Evaluator(Protocol):

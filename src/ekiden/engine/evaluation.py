@@ -25,8 +25,7 @@ from ekiden.training.elastic import adapted
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights, distance, mean
 
-EvaluateOn = Literal["all", "own"]
-"""Test data for personal models: all of it, or only that of the model's own client."""
+EvaluateOn = Literal["all", "own"]  # Test data for personal models: all of it, or only that of the model's own client
 
 _MOST_CLIENTS_LISTED = 100
 _MOST_CLIENTS_EACH_TIME = 1000

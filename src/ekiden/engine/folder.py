@@ -104,8 +104,7 @@ class TaskPasses(NamedTuple):
         return int(self.value.split("-", 2)[1])
 
 
-PassesOf = Mapping[int, Sequence[TaskPasses]]
-"""What was computed in each step, counted from 0."""
+PassesOf = Mapping[int, Sequence[TaskPasses]]  # What was computed in each step, counted from 0
 
 
 @dataclass

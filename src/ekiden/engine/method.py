@@ -42,10 +42,8 @@ class HasModel(Protocol):
         """Return the model in it."""
 
 
-CLASSES: frozenset[Need] = frozenset({"classes"})
-"""In `Traits.needs`: one class for each sample"""
-VECTORS: frozenset[Need] = frozenset({"vectors"})
-"""In `Traits.needs`: one vector of outputs for each sample"""
+CLASSES: frozenset[Need] = frozenset({"classes"})  # In `Traits.needs`: one class for each sample
+VECTORS: frozenset[Need] = frozenset({"vectors"})  # In `Traits.needs`: one vector of outputs for each sample
 NUMBERS: frozenset[Need] = frozenset({"numbers"})
 """In `Traits.needs`: inputs that are numbers, because the method makes or mixes inputs"""
 CONTINUOUS: frozenset[Need] = frozenset({"numbers", "continuous"})

@@ -137,8 +137,7 @@ class Prepared:
             return frozen.fix(training_part.freeze(module, training_part.parsed(self.train)))
 
 
-_made: dict[str, nn.Module] = {}
-"""the last network that was read from files, keyed by what it was made from"""
+_made: dict[str, nn.Module] = {}  # the last network that was read from files, keyed by what it was made from
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,8 @@ from torch import Tensor
 from ekiden.base.checks import Checked, Range
 
 Interval = tuple[float, float]
-Z = 1.959963984540054
-"""of the normal distribution, for 95 %"""
-DRAWS = 1000
-"""of the bootstrap"""
+Z = 1.959963984540054  # of the normal distribution, for 95 %
+DRAWS = 1000  # of the bootstrap
 _FEW = 10  # samples of a kind below which DeLong's variance is too small
 _STEEPEST = 100.0  # slope of a recalibration; with a larger one the scores separate the classes
 _LAPS = 50  # of Newton's method

@@ -18,10 +18,8 @@ from ekiden.engine.counting import Care, Counting
 from ekiden.engine.figures import Figures, figures
 from ekiden.engine.ranked import Interval, Wanted
 
-DOMAIN = "domain"
-"""the column whose subgroups are the domains of a data set"""
-CLIENT = "client"
-"""the column whose subgroups are the silos; every table has it"""
+DOMAIN = "domain"  # the column whose subgroups are the domains of a data set
+CLIENT = "client"  # the column whose subgroups are the silos; every table has it
 MISSING, OTHER = "missing", "other"
 _MOST = 100  # subgroups of a column
 _OF_CLASSES = ("auroc", "sensitivity", "specificity", "accuracy")

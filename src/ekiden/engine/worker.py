@@ -28,10 +28,8 @@ from ekiden.training.private_sums import Release
 from ekiden.training.weights import Layout, Part, Weights
 
 A = TypeVar("A", bound=wire.Addable)
-REMEMBERED = 8 * 10**9
-"""most bytes that `Client.remember` keeps in a process"""
-Watch = Callable[[str, int, int], None]
-"""(client, epoch, epochs): called after each epoch of a fit."""
+REMEMBERED = 8 * 10**9  # most bytes that `Client.remember` keeps in a process
+Watch = Callable[[str, int, int], None]  # (client, epoch, epochs): called after each epoch of a fit
 
 
 class SumMasks(Protocol):

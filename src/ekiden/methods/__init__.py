@@ -81,8 +81,7 @@ SORTS: dict[str, tuple[type[Method], ...]] = {
 }
 """All methods of the library by kind, in the order of `ekiden run --help`."""
 
-METHODS = tuple(method for sort in SORTS.values() for method in sort)
-"""The same, in the order of `ekiden list`."""
+METHODS = tuple(method for sort in SORTS.values() for method in sort)  # The same, in the order of `ekiden list`
 
 
 def method_named(name: str) -> type[Method]:

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from ekiden.models.split import SplitNetwork
 
-SMALLEST = 4
-"""fewest pixels of a side"""
+SMALLEST = 4  # fewest pixels of a side
 _WIDTHS = (16, 32, 64)
 
 

@@ -11,19 +11,14 @@ from torch import Generator, Tensor, nn
 
 from ekiden.base.errors import UserError
 
-CONTRAST = 10
-"""added to the variance of a patch (bytes squared), so that flat patches stay small"""
-WHITENING = 0.1
-"""added to the eigenvalues of the patches' covariance"""
-USUAL = 0.9
-"""correlation of neighbouring pixels, and of the channels of a pixel, in usual images"""
-SAMPLE = 20_000
-"""largest number of patches on which the whitening is measured"""
+CONTRAST = 10  # added to the variance of a patch (bytes squared), so that flat patches stay small
+WHITENING = 0.1  # added to the eigenvalues of the patches' covariance
+USUAL = 0.9  # correlation of neighbouring pixels, and of the channels of a pixel, in usual images
+SAMPLE = 20_000  # largest number of patches on which the whitening is measured
 _UNIT = 32  # contrast-normalised pixels are counted in 1/32 for sums that are exact
 _REACH = 32_896  # most Σ|q| of a filter: 255·Σ|q| < 2^23 keeps sums exact, which may count in halves
 _PENALTY = 0.3  # λ/n, of features of variance 1: chosen on validation data
-LEVELS = 127
-"""largest value of a feature: seven bits"""
+LEVELS = 127  # largest value of a feature: seven bits
 _BLOCK = 8  # images at a time
 _CHUNK = 2**18  # responses at a time, so that they stay in the cache
 _WEIGHTS = 4  # the most that a position counts in bilinear pooling

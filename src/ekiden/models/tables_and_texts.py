@@ -10,8 +10,7 @@ from ekiden.base.errors import UserError
 from ekiden.data.kinds import Inputs, Table, Tokens
 from ekiden.models.split import SplitNetwork
 
-OTHER = " = other"
-"""the end of the name of a term for all categories that are not in the vocabulary"""
+OTHER = " = other"  # the end of the name of a term for all categories that are not in the vocabulary
 
 
 @dataclass(frozen=True)

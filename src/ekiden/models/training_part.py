@@ -10,8 +10,7 @@ from torch import nn
 
 from ekiden.base.errors import UserError
 
-FIRST, SECOND = "lora_A.default", "lora_B.default"
-"""How the names of layers that hold A and B end."""
+FIRST, SECOND = "lora_A.default", "lora_B.default"  # How the names of layers that hold A and B end
 _FORMS = "all, head, last:K, or lora:r=8,alpha=16,targets=a+b,factors=b"
 
 
@@ -29,8 +28,7 @@ class Adapters:
     both: bool = False
 
 
-Part = str | int | Adapters
-"""all, head; the number of last blocks; or adapters."""
+Part = str | int | Adapters  # all, head; the number of last blocks; or adapters
 
 
 def parsed(text: str) -> Part:

@@ -12,18 +12,14 @@ from ekiden.base.errors import UserError
 from ekiden.base.sums import LARGEST
 from ekiden.models import patches
 
-EXACT = 2**24 - 1
-"""float32 holds whole numbers up to here exactly, so products of matrices are exact in any order"""
-SPREAD = 4
-"""inputs further from their mean than this number of standard deviations are cut off"""
-REACH = 3.0
-"""largest sum that a feature of patches tells from larger ones, in usual sums, where nobody settles it"""
+EXACT = 2**24 - 1  # float32 holds whole numbers up to here exactly, so products of matrices are exact in any order
+SPREAD = 4  # inputs further from their mean than this number of standard deviations are cut off
+REACH = 3.0  # largest sum that a feature of patches tells from larger ones, in usual sums, where nobody settles it
 _MOST_INPUTS = 100_000
 _MOST_CANDIDATES = 8192  # features, among which filters are chosen
 Scaling = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and standard deviation of pixels in [0, 1], one for all or one for each channel; see `Client.scaling`."""
-AMPLITUDE = 126
-"""largest value of a feature; no cosine of a rational angle lies half-way between two of its parts"""
+AMPLITUDE = 126  # largest value of a feature; no cosine of a rational angle lies half-way between two of its parts
 _TURNS = 2**16  # parts of a turn in which the offsets are drawn
 _PAIRED = 512  # samples whose distances are measured
 

@@ -22,8 +22,7 @@ from ekiden.engine.folder import PassesOf, TaskPasses
 from ekiden.engine.transport import Transfer
 from ekiden.engine.wire import SERVER
 
-_BACKWARD = 2
-"""A backward pass computes two products of matrices for each one of the forward pass."""
+_BACKWARD = 2  # A backward pass computes two products of matrices for each one of the forward pass
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.files import write
 from ekiden.engine.figures import Figures
 
-FILE = "recalibration.json"
-"""file in a run folder"""
+FILE = "recalibration.json"  # file in a run folder
 Form = Literal["platt", "temperature"]
 
 
@@ -100,8 +99,7 @@ def recalibration_in(about: Mapping[str, Any]) -> Recalibration | None:
     return found if isinstance(found, Recalibration) else None
 
 
-SUBGROUPS = "subgroups.json"
-"""file in a run folder"""
+SUBGROUPS = "subgroups.json"  # file in a run folder
 
 
 def keep_subgroups(folder: Path, table: Mapping[str, Any]) -> None:

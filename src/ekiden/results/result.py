@@ -143,8 +143,7 @@ def not_finished(config: Mapping[str, Any], step: int) -> str:
     return f"the run stopped after step {step} of {config['steps']}: this is its model so far"
 
 
-Models = tuple[Weights | None, tuple[Weights, ...]]
-"""The global model, if there is one, and the personal models."""
+Models = tuple[Weights | None, tuple[Weights, ...]]  # The global model, if there is one, and the personal models
 
 
 def _elsewhere() -> FederatedData:

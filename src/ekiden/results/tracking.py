@@ -28,12 +28,10 @@ from ekiden.engine.drive import Row
 from ekiden.engine.folder import read_config, read_lines
 from ekiden.results.result import flat
 
-Advance = Callable[[str, int], None]
-"""(text, done): what is shown behind the bar, and how many parts are done."""
+Advance = Callable[[str, int], None]  # (text, done): what is shown behind the bar, and how many parts are done
 log = logging.getLogger("ekiden")
 Config = Mapping[str, Any]
-BETWEEN_LINES = 30.0
-"""seconds between two lines of progress where no bar can be drawn"""
+BETWEEN_LINES = 30.0  # seconds between two lines of progress where no bar can be drawn
 
 
 def bars(console: Console, *, transient: bool = False) -> Progress:

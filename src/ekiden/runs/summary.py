@@ -40,8 +40,7 @@ from ekiden.training.private import condition
 
 _STEPS_TOLD = 20
 _CHANGES = {"forgot": "forgotten", "joined": "joined"}
-COUNTED = ("bytes", "forward", "backward")
-"""The numbers that every row of metrics has."""
+COUNTED = ("bytes", "forward", "backward")  # The numbers that every row of metrics has
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from ekiden.results.result import LoadedModel
 from ekiden.runs.plan import plan_in
 
 _TRIED = 64
-FRAME = "the frame given"
-"""What messages call a frame, which has no file."""
+FRAME = "the frame given"  # What messages call a frame, which has no file
 
 
 @dataclass(frozen=True)

@@ -59,8 +59,7 @@ def text(values: Mapping[str, Any], key: str) -> str:
     return " ".join(value.split())
 
 
-PAPER = "paper"
-"""Name of the budget that reduces nothing; every file has it."""
+PAPER = "paper"  # Name of the budget that reduces nothing; every file has it
 
 
 @dataclass(frozen=True)

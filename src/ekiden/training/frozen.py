@@ -30,8 +30,7 @@ _WORTH = 5.0  # seconds of computing from which outputs are kept on the disk
 _PAUSE = 60.0  # seconds between two writes
 _FIXED = "_ekiden_fixed"  # names of former parameters and of running statistics
 _KEY = "_ekiden_key"  # digest of a part that always gives the same output for the same input
-SOURCE = "_ekiden_source"
-"""attribute of a batch that says which samples it has; see `Source`"""
+SOURCE = "_ekiden_source"  # attribute of a batch that says which samples it has; see `Source`
 
 
 @dataclass(eq=False)

@@ -23,8 +23,7 @@ from ekiden.models.split import SplitNetwork
 from ekiden.training import frozen
 from ekiden.training.network import Network
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""(outputs (1, ...), labels (1, ...)) -> the loss of a sample."""
+Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs (1, ...), labels (1, ...)) -> the loss of a sample
 Values = np.ndarray[Any, np.dtype[np.float64]]
 _ORDERS = np.array(
     [1.05, 1.1, 1.2, 1.35, *np.arange(1.5, 8, 0.25), *range(8, 24), *range(24, 64, 4), 64, 128, 256, 512]

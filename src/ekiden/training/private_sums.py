@@ -21,8 +21,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.sums import LARGEST, NoisySums, measure, noisy
 from ekiden.training.private import DP, Noise, Spent, check_delta, noise_for
 
-_SHARES = (0.69, 0.3, 0.01)
-"""parts of 1/σ² that go to products, class sums and counts"""
+_SHARES = (0.69, 0.3, 0.01)  # parts of 1/σ² that go to products, class sums and counts
 _LEAST, _MOST = 16, 2**28
 _ROOM = 0.5  # features for which the noise's largest eigenvalue is about as large as a usual one of the sums
 _UNIT = LARGEST / 4  # of `clip`, for each feature

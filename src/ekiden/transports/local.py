@@ -33,8 +33,7 @@ from ekiden.transports.base import Start
 
 _worker: Worker
 _NAME = "ekiden-worker"
-_RERUN = 86
-"""exit code of a worker process that was made to run the user's script instead of its tasks"""
+_RERUN = 86  # exit code of a worker process that was made to run the user's script instead of its tasks
 _UNGUARDED = (
     "a worker process ran the script that started it: put what starts the run under "
     '`if __name__ == "__main__":`, or use workers=1'
@@ -45,8 +44,7 @@ _UNREADABLE = (
 )
 
 
-Pending = Callable[[], Outcome]
-"""Waits for a job, or does it; called once."""
+Pending = Callable[[], Outcome]  # Waits for a job, or does it; called once
 
 
 class Executor(Protocol):

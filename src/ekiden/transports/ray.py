@@ -26,14 +26,11 @@ from ekiden.transports.base import Start
 from ekiden.transports.local import by_owner, journal_of
 
 ray = Lazy("ray")
-Keys = Mapping[str, set[str]]
-"""keys of values, by the client that holds them"""
+Keys = Mapping[str, set[str]]  # keys of values, by the client that holds them
 T = TypeVar("T")
 _TRIES = 3
-_SHOWN = 200
-"""characters of an error of Ray that a message has"""
-_FIXED = (Weights, bool, int, float, str, type(None))
-"""types of arguments that nobody changes after a call"""
+_SHOWN = 200  # characters of an error of Ray that a message has
+_FIXED = (Weights, bool, int, float, str, type(None))  # types of arguments that nobody changes after a call
 
 
 class TaskDone(NamedTuple):

@@ -35,8 +35,7 @@ from ekiden.engine.federation import in_order
 from ekiden.methods.chain.blocks.distillation import Distillation, Form, Invent, scrambled
 from ekiden.training.weights import Layer
 
-SHARE = 0.05
-"""the part of a model's bytes that its class statistics may take"""
+SHARE = 0.05  # the part of a model's bytes that its class statistics may take
 _RIDGE, _SHRINK = 0.01, 0.05
 _GRID = 8  # most cells along a side of a mean image: on CIFAR-10 32 gained nothing over 8
 

@@ -20,8 +20,7 @@ from ekiden.methods.exact.blocks.fixed_features import size_of_sums, sums_of
 from ekiden.training.network import trial
 from ekiden.training.weights import Layout
 
-LAP = "+lap"
-"""end of the name of a method with a closing lap"""
+LAP = "+lap"  # end of the name of a method with a closing lap
 _SAMPLES = 1024  # samples from which the first client of the lap sets the scales
 _REACH = 32  # range of the whole numbers, in standard deviations of these samples
 

@@ -61,7 +61,7 @@ class LeastSquaresSums:
 class KeptSolutions(NamedTuple):
     """What a client keeps."""
 
-    solutions: list[Tensor]  # the solutions that it has received: W_0 (D, K), G_0 (F, K), W_1, G_1, ..
+    solutions: list[Tensor]  # the solutions that it has received: W_0 (D, K), G_0 (F, K), W_1, G_1, ...
 
 
 @dataclass(frozen=True)

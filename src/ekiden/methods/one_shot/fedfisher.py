@@ -37,10 +37,8 @@ from ekiden.methods.one_shot.blocks.curvature import (
 )
 from ekiden.training.weights import Layer, Layout
 
-_MOMENTUM, _SQUARES, _EPSILON = 0.9, 0.99, 0.01
-"""β1, β2, ε of the authors' Adam"""
-Gradient = Callable[[Tensor], Tensor]
-"""Σ p_k F_k (W - W_k) at W = average + (the argument), both (P,)."""
+_MOMENTUM, _SQUARES, _EPSILON = 0.9, 0.99, 0.01  # β1, β2, ε of the authors' Adam
+Gradient = Callable[[Tensor], Tensor]  # Σ p_k F_k (W - W_k) at W = average + (the argument), both (P,)
 
 
 class BlockInformed(NamedTuple):

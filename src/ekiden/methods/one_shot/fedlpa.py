@@ -15,8 +15,7 @@ from ekiden.methods.one_shot.blocks.curvature import Labels, half, kronecker, le
 from ekiden.methods.one_shot.fedfisher import unpacked
 from ekiden.training.weights import Layout
 
-_TOLERANCE = 1e-8
-"""relative residual at which the linear system counts as solved"""
+_TOLERANCE = 1e-8  # relative residual at which the linear system counts as solved
 Map = Callable[[Tensor], Tensor]
 
 

@@ -36,8 +36,7 @@ from ekiden.training.network import Network, trial
 from ekiden.training.weights import Part
 
 Covariance = Literal["spherical", "diagonal", "full"]
-FLOOR = 1e-6
-"""Added to all variances, as scikit-learn does."""
+FLOOR = 1e-6  # Added to all variances, as scikit-learn does
 
 
 class Mixtures(NamedTuple):

@@ -15,8 +15,7 @@ from ekiden.models.training_part import FIRST, SECOND
 from ekiden.training.network import Network
 from ekiden.training.weights import Layer, Layout
 
-_UNSEEN = 1e-6
-"""relative eigenvalue of the scaled Gram matrix below which a direction is rounding error"""
+_UNSEEN = 1e-6  # relative eigenvalue of the scaled Gram matrix below which a direction is rounding error
 
 
 class WithGrams(NamedTuple):

@@ -33,8 +33,7 @@ class ServerOptimizer(State):
     second: Tensor | None = None
 
 
-_TAU = 1e-3
-"""τ of Adam at the server, its degree of adaptivity: the value that its authors use most often."""
+_TAU = 1e-3  # τ of Adam at the server, its degree of adaptivity: the value that its authors use most often
 
 
 @dataclass(frozen=True)

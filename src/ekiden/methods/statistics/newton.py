@@ -14,8 +14,7 @@ from ekiden.data.curves import baseline, hazard_counts
 
 Family = Literal["logistic", "linear", "poisson", "cox"]
 CONSTANT = "constant"
-_UNIT = 2.0**28
-"""the whole number that stands for 1 in sums"""
+_UNIT = 2.0**28  # the whole number that stands for 1 in sums
 _MOST = 2.0**62
 _ROWS = 8192  # samples that are multiplied together
 _DEPENDENT = 1e-9  # least eigenvalue of a correlation matrix that can be inverted

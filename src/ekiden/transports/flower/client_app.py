@@ -28,12 +28,10 @@ from ekiden.transports.flower.envelope import content, wrap
 from ekiden.transports.flower.silo.silo import Silo
 from ekiden.transports.flower.silo.silo_file import Held, SiloFile, read
 
-NODE_CONFIG = "silo"
-"""Key in the node's configuration that names its silo.toml."""
+NODE_CONFIG = "silo"  # Key in the node's configuration that names its silo.toml
 
 app = ClientApp()
-_held: tuple[SiloFile, Mapping[str, Held]] | None = None
-"""the data sets by their names; "" is the only one"""
+_held: tuple[SiloFile, Mapping[str, Held]] | None = None  # the data sets by their names; "" is the only one
 
 
 def hold(file: SiloFile) -> None:

@@ -30,8 +30,7 @@ from ekiden.transports.flower.coordinator.session import ENDED
 from ekiden.transports.flower.metrics import Metrics, served
 from ekiden.transports.flower.trust import keys
 
-_PENDING = 45.0
-"""seconds in which a run at the SuperLink begins"""
+_PENDING = 45.0  # seconds in which a run at the SuperLink begins
 _SOON = 30  # days
 _OWN_HOSTS = ("127.0.0.1", "localhost", "::1")
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}

@@ -15,11 +15,9 @@ from ekiden.base.checks import Checked, Range
 from ekiden.base.errors import UserError
 
 Counts = Callable[[], Mapping[str, float]]
-_PATIENCE = 5.0
-"""seconds until a request must have arrived"""
+_PATIENCE = 5.0  # seconds until a request must have arrived
 _CONNECTIONS = 8
-_HEAD = 4096
-"""bytes of a request that are read"""
+_HEAD = 4096  # bytes of a request that are read
 _KINDS = {
     "hello": r"hello\b",
     "refused": r"refused\b",

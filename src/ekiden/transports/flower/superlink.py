@@ -40,19 +40,14 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-FLEET = "/v1/fleet/"
-"""prefix of the Fleet API's paths"""
+FLEET = "/v1/fleet/"  # prefix of the Fleet API's paths
 KEYS = "--keys"
 
 
-_CONNECTIONS = 1024
-"""connections at the silos' port"""
-_EACH = 64
-"""of these from one address, behind which several silos may be"""
-_FIRST = 20.0
-"""seconds until the first request of a connection has arrived"""
-_LOOK = 5.0
-"""seconds between looks at SuperExec"""
+_CONNECTIONS = 1024  # connections at the silos' port
+_EACH = 64  # of these from one address, behind which several silos may be
+_FIRST = 20.0  # seconds until the first request of a connection has arrived
+_LOOK = 5.0  # seconds between looks at SuperExec
 
 
 class FleetOnly:

@@ -27,10 +27,8 @@ from ekiden.transports.flower.silo.silo_file import SiloFile
 
 _RESTART = 10.0
 _DAY = 86400.0
-_TELL = 60.0
-"""time in seconds for which a silo that cannot take part stays connected to say why"""
-GUARD = "ekiden.transports.flower.client_app"
-"""module that answers instead of `flwr-clientapp`"""
+_TELL = 60.0  # time in seconds for which a silo that cannot take part stays connected to say why
+GUARD = "ekiden.transports.flower.client_app"  # module that answers instead of `flwr-clientapp`
 _LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 """Lets a process use memory pages of 2 MB if the system has them: copies of large models are faster."""
 _SHIM = """import json, os, socket, sys

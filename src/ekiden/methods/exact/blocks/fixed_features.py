@@ -54,8 +54,7 @@ _BODY = "features."
 _WRITTEN = re.compile(r"(\d+(?:\.\d+)?)(%|B|kB|MB|GB|)")
 _MOST_FEATURES = 100_000
 _UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
-Settled = tuple[Tensor, ...]
-"""What the first client decides about the features; see `WholeFeatures.tell`."""
+Settled = tuple[Tensor, ...]  # What the first client decides about the features; see `WholeFeatures.tell`
 _FEATURES = ("auto", "patches", "random", "fourier", "network", "blocks")
 _IMAGE = 16  # side in pixels from which patches are used
 _SAMPLES = 1024  # samples from which the first client sets the features

@@ -12,8 +12,7 @@ from ekiden.authoring import Task, UserError
 from ekiden.base.sums import AnySums, NoisySums, Sums
 from ekiden.data.tasks import Classification, MultiLabel
 
-GRID = tuple(10 ** (power / 4) for power in range(-24, 5))
-"""Values of λ/n that are tried: 10^-6 to 10, four per decade."""
+GRID = tuple(10 ** (power / 4) for power in range(-24, 5))  # Values of λ/n that are tried: 10^-6 to 10, four per decade
 _FAR = tuple(10 ** (power / 4) for power in range(5, 17))  # to 10^4, which keeps the head that is the target
 _NOISE = 2  # λ is at least so many times the norm of the errors of a rounded matrix; that is 2√D times one error
 _DAMPING = 1.0  # λ in noise of differential privacy: with 1, half of the noise's largest eigenvalue

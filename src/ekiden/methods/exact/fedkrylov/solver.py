@@ -230,8 +230,7 @@ class Lapping(State):
     multiplied: Ref[Multiplied] | None = None
 
 
-PENALTY = 0.03
-"""λ/n without validation samples"""
+PENALTY = 0.03  # λ/n without validation samples
 _ENOUGH = 50  # validation samples from which λ is chosen by them
 _TINY = 1e-10  # directions shorter than this share of the longest are left out
 

@@ -16,10 +16,8 @@ from ekiden.methods.blocks.combining import Trained
 from ekiden.training.network import Network, trial
 from ekiden.training.weights import Layer, Layout
 
-DAMPING_LINEAR, DAMPING_CONV = 0.01**0.8, 1e-5**0.8
-"""z of the released MA-Echo code."""
-DAMPING = 0.5
-"""c of the released MA-Echo code."""
+DAMPING_LINEAR, DAMPING_CONV = 0.01**0.8, 1e-5**0.8  # z of the released MA-Echo code
+DAMPING = 0.5  # c of the released MA-Echo code
 Labels = Literal["expected", "sampled", "given"]
 """The labels of squared gradients: all classes, weighted by the model's probabilities (the Fisher information); one
 class drawn by them (an unbiased estimate); or the labels of the data (the empirical Fisher information)."""

@@ -15,8 +15,7 @@ from torch import Generator, Tensor
 from ekiden.authoring import Checked, CountOrZero, Positive, UserError
 
 _MOST_POPULAR = 10
-_ATOMS = 700
-"""Number of atoms in a layer above which only few new ones are offered, as in the code of PFNM."""
+_ATOMS = 700  # Number of atoms in a layer above which only few new ones are offered, as in the code of PFNM
 
 
 class Prior(NamedTuple):

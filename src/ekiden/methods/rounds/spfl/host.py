@@ -28,8 +28,7 @@ from ekiden.methods.rounds.scaffold import SCAFFOLD
 M = TypeVar("M", bound=Method)
 Anchor = Literal["received", "global"]
 """The model that a proximal term stays near: the one that a visit starts from, or the round's global model."""
-Vectors = tuple[Weights, ...]
-"""Vectors in the shape of a model."""
+Vectors = tuple[Weights, ...]  # Vectors in the shape of a model
 
 
 class Closing(NamedTuple):

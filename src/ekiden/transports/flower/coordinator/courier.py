@@ -11,8 +11,7 @@ from ekiden.engine.transport import ClientMissing
 from ekiden.transports.flower.trust.parcel import Answer, Ask, pack, said, unpack
 
 Absent = Literal["wait", "skip", "stop"]
-_PROBE = 60.0
-"""seconds without an answer before a silo is asked whether it works; doubled each time, up to tenfold"""
+_PROBE = 60.0  # seconds without an answer before a silo is asked whether it works; doubled each time, up to tenfold
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from ekiden.transports.flower.trust.keys import make_certificates
 
 FILE = "federation.toml"
 SEEN = "seen.json"
-_CONNECTED = 60.0
-"""seconds within which a connected silo asks for messages; its heartbeats come every half minute"""
+_CONNECTED = 60.0  # seconds within which a connected silo asks for messages; its heartbeats come every half minute
 Port: TypeAlias = Annotated[int, Range(least=1, most=65535)]
 
 

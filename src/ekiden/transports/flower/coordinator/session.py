@@ -60,11 +60,9 @@ from ekiden.transports.flower.trust.agreement import AGREEMENT, Agreement, no_sa
 from ekiden.transports.flower.trust.custody import Record, SignedTally
 from ekiden.transports.flower.trust.parcel import Answer, Ask, Hello, pack, said, signed_text, unpack
 
-_GREET_AGAIN = 600.0
-"""seconds without an answer"""
+_GREET_AGAIN = 600.0  # seconds without an answer
 Say = Callable[[str], None]
-ENDED = "ekiden ended: "
-"""beginning of the line in the log of a run's ServerApp that says why the run ended early"""
+ENDED = "ekiden ended: "  # beginning of the line in the log of a run's ServerApp that says why the run ended early
 
 
 class Nodes(Protocol):
@@ -521,8 +519,7 @@ def _void(folder: Path) -> dict[str, set[int]]:
     return void
 
 
-EVALUATIONS = "evaluations"
-"""folder in a run folder that holds what silos measured of its model later"""
+EVALUATIONS = "evaluations"  # folder in a run folder that holds what silos measured of its model later
 METRICS = "metrics.jsonl"
 MODEL = "model.safetensors"
 _PATIENCE = 3600.0

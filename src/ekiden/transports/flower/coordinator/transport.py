@@ -26,8 +26,7 @@ from ekiden.transports.flower.trust.custody import Record, SignedTally, Tally
 from ekiden.transports.flower.trust.report import Reported, SiloReport, fits, row_of, rows, total_of
 from ekiden.transports.flower.trust.sealing import Lock, Party, Plain, Reader, Sealer
 
-Slot = tuple[Ref[Any], str, int]
-"""A value for a reader in a step; ("", 0) if nothing is sealed, step 0 for the server."""
+Slot = tuple[Ref[Any], str, int]  # A value for a reader in a step; ("", 0) if nothing is sealed, step 0 for the server
 
 
 def check_answer(ref: Ref[Any], answer: parcel.Answer) -> None:

@@ -39,8 +39,7 @@ from ekiden.transports.flower.trust.custody import Hop, Record, SignedTally, Tal
 from ekiden.transports.flower.trust.report import Reported, SiloReport, fits, row_of, rows, total_of
 from ekiden.transports.flower.trust.report import counting as counting_of_models
 
-_EXACT = 1e-9
-"""largest relative difference at which sums of the same numbers on two machines count as equal"""
+_EXACT = 1e-9  # largest relative difference at which sums of the same numbers on two machines count as equal
 _SHOWN = 120
 
 
@@ -416,8 +415,7 @@ def _short(value: Any) -> str:
 
 _NOTES = ("network.jsonl", "passes.jsonl", "times.jsonl", "attempts.jsonl", "environment.json", "link.json")
 NOTES = "notes"
-MODELS_ONLY = ("consensus", "parameters")
-"""entries that follow from models and not from counts"""
+MODELS_ONLY = ("consensus", "parameters")  # entries that follow from models and not from counts
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from ekiden.transports.flower.trust import keys
 from ekiden.transports.flower.trust.agreement import Agreement, no_samples
 from ekiden.transports.flower.trust.parcel import said
 
-PLANS = "plans"
-"""folder in the silo's folder"""
+PLANS = "plans"  # folder in the silo's folder
 _NO_RUN = "0" * 16
 _APPROVED = "approved"
 _MOST = 100  # plans that wait

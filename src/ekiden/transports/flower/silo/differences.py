@@ -18,8 +18,7 @@ from ekiden.data.kinds import Table
 from ekiden.data.samples import ClientData, Dataset, Subset
 from ekiden.transports.flower.trust.combinations import nearly_cancelled
 
-FILE = "told.jsonl"
-"""file in the silo's folder: a line for each sum of columns that it told, never changed"""
+FILE = "told.jsonl"  # file in the silo's folder: a line for each sum of columns that it told, never changed
 _SALT = "told.salt"
 
 

@@ -26,10 +26,8 @@ from ekiden.training.private_sums import Draw, planned
 from ekiden.transports.flower.silo import budget
 from ekiden.transports.flower.silo.silo_file import SiloFile
 
-_GRID = 1024
-"""u and u² are rounded to multiples of 1/1024"""
-_SURE = 4
-"""standard deviations of the noise from which a count is not taken for noise alone"""
+_GRID = 1024  # u and u² are rounded to multiples of 1/1024
+_SURE = 4  # standard deviations of the noise from which a count is not taken for noise alone
 _LABEL = target("")
 
 

@@ -30,20 +30,17 @@ from ekiden.transports.flower.trust.agreement import Agreement, Revision
 from ekiden.transports.flower.trust.parcel import Absence
 from ekiden.transports.flower.trust.sealing import Party, Plain, Sealer
 
-FILE = "requests.log"
-"""file in the silo's folder"""
+FILE = "requests.log"  # file in the silo's folder
 _SIZES = "requests.json"
 _RUN = 2_000_000
 _STRANGERS = 1_000_000
 _LENGTH = 16
 _LONGEST = 4096  # bytes of a line
 log = logging.getLogger("ekiden")
-TERMS = "terms.json"
-"""file in a run's folder with the terms to which the run is bound"""
+TERMS = "terms.json"  # file in a run's folder with the terms to which the run is bound
 _COUNT = "requests"
 _DATA = "data"
-_ARGUMENT_BYTES = 64
-"""Largest size of arguments, in largest models: a gossip task gets its neighbours' models."""
+_ARGUMENT_BYTES = 64  # Largest size of arguments, in largest models: a gossip task gets its neighbours' models
 _SEALING_KEY = "sealing.key"
 
 

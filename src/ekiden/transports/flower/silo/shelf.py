@@ -31,8 +31,7 @@ Place = tuple[int, int]
 _NAME = re.compile(r"(outcome|private|request)-(\d+)-(\d+)(?:-(\w+))?\.parcel")
 _KEY = re.compile(r"(\d{1,9})-(\d{1,9})-(\w{1,100})")
 _STATES = "states"
-_MARK = b"ekiden\0\3"
-"""first bytes of an outcome, before the SHA-256 of how the task ended and of the value"""
+_MARK = b"ekiden\0\3"  # first bytes of an outcome, before the SHA-256 of how the task ended and of the value
 _SUM = 32
 _DAYS_KEPT = 30
 _DAYS = "days.json"

@@ -37,8 +37,7 @@ from ekiden.training import private_sums
 from ekiden.training.private import DP
 from ekiden.transports.flower.trust import keys
 
-AGREEMENT = "agreement.json"
-"""file in the run folder that holds the terms"""
+AGREEMENT = "agreement.json"  # file in the run folder that holds the terms
 RUN = re.compile(r"[0-9a-f]{16}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CLIENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}")

@@ -27,13 +27,10 @@ from ekiden.transports.flower.trust import keys
 
 T = TypeVar("T")
 FILE = "custody.jsonl"
-FORMAT = 3
-"""format of the records; format 2 had counts of right answers in place of reports"""
-SALT = "custody.salt"
-"""file in a run's folder at a silo"""
+FORMAT = 3  # format of the records; format 2 had counts of right answers in place of reports
+SALT = "custody.salt"  # file in a run's folder at a silo
 _SALT_BYTES = 32
-_ROWS = 4096
-"""number of samples that a fingerprint reads at once"""
+_ROWS = 4096  # number of samples that a fingerprint reads at once
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,8 @@ from ekiden.transports.flower.trust.agreement import Agreement
 from ekiden.transports.flower.trust.combinations import nearly_cancelled
 from ekiden.transports.flower.trust.sealing import Party, Reader
 
-_BLOCK = 1 << 20
-"""numbers that are masked at a time"""
-_LIST = "members-"
-"""beginning of the names of files with lists of members"""
+_BLOCK = 1 << 20  # numbers that are masked at a time
+_LIST = "members-"  # beginning of the names of files with lists of members
 Words = list["np.ndarray[Any, Any]"]
 
 

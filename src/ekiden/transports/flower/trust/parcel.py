@@ -21,8 +21,7 @@ from ekiden.transports.flower.trust import custody
 from ekiden.transports.flower.trust.sealing import Lock, Reader, Sealer
 
 T = TypeVar("T")
-Absence = tuple[int, str]
-"""a step, and a client that was missing in it"""
+Absence = tuple[int, str]  # a step, and a client that was missing in it
 _KEY = re.compile(r"\d{1,9}-\d{1,9}-\w{1,100}")
 _LENGTH = 8
 _MOST_HEADER = 1 << 22

@@ -23,8 +23,7 @@ from ekiden.engine.ranked import Wanted
 from ekiden.engine.transport import opened
 from ekiden.transports.flower.trust.agreement import Agreement
 
-FIRST = ("reports", "far")
-"""entries of `SiloReport.own` before those of the metrics"""
+FIRST = ("reports", "far")  # entries of `SiloReport.own` before those of the metrics
 _LARGEST = 2.0**30
 _MOST_LISTED = 100  # classes whose metrics are listed
 
