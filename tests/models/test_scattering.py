@@ -72,3 +72,18 @@ def test_the_network_is_the_same_at_all_silos_whatever_the_seed() -> None:
     assert any(name.startswith("features.") for name, _ in first.named_parameters())
     with pytest.raises(UserError, match="scattering needs images of at least 16x16 pixels"):
         models.build("scattering", (1, 8, 8), 4)
+
+
+def test_whitening_has_the_same_bits_on_a_processor_that_rounds_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processors give other last bits of a transform, so silos had other values of the same network."""
+    monkeypatch.setattr(scattering, "_IMAGES", 40)
+    modulus, draw = scattering._modulus, torch.Generator().manual_seed(0)
+
+    def other(z: torch.Tensor) -> torch.Tensor:
+        found = modulus(z)
+        return found * (1 + torch.finfo(found.dtype).eps * (torch.rand(found.shape, generator=draw) - 0.5))
+
+    here = scattering._whitening.__wrapped__((1, 16, 16), 2)
+    monkeypatch.setattr(scattering, "_modulus", other)
+    there = scattering._whitening.__wrapped__((1, 16, 16), 2)
+    assert [t.numpy().tobytes() for t in here] == [t.numpy().tobytes() for t in there]

@@ -16,13 +16,14 @@ from ekiden.engine.method import INITIAL
 from ekiden.engine.worker import SeededNoise
 from ekiden.methods import FedGram
 from ekiden.methods.exact.fedgram import Handoff
+from ekiden.models.whole_features import RandomReLU
 from ekiden.training.private import DP, Noise
-from ekiden.training.private_sums import Draw, Release, bound, centred_clipped
+from ekiden.training.private_sums import Draw, Release, bound, centred_clipped, planned
 from ekiden.transports.flower.coordinator.courier import Lost
 from ekiden.transports.flower.silo.budget import FILE
 from ekiden.transports.flower.silo.silo import Silo
 from ekiden.transports.flower.trust.parcel import Answer, Ask, pack, unpack
-from tests.transports.fakes import NAMES, FakeNodes, silo_file, with_keys
+from tests.transports.fakes import NAMES, FakeNodes, mine, silo_file, with_keys
 from tests.transports.test_crafted_features import Tampering
 from tests.transports.test_remote import far, here
 from tests.transports.test_silo import TERMS, said, terms
@@ -161,3 +162,24 @@ def test_noise_is_shared_only_where_a_silo_allows_it_and_under_masks(tmp_path: P
         agreed.check_masks()
     alone = silo_file(tmp_path / "alone", "client-0", '[limits]\nmethods = ["fedgram"]\nhonest = 2\n')
     assert "honest needs masks" in said(alone, add(agreed))
+
+
+def test_noise_that_many_runs_average_away_is_refused_without_a_bound(tmp_path: Path) -> None:
+    """Noisy sums leave no class of one sample out: a hundred runs, or one with a large ε, show the sample."""
+    dp, (_, client) = DP(1e6), mine(NAMES[1])
+    features = RandomReLU(64, 128, direct=True)
+    features.fix()
+    x = client.train.x[:1].float() / 255 * 2 - 1
+    square = bound(dp, 128)
+    exact = centred_clipped(features(x), square)[0]
+    sigma = Release(dp, planned(dp, 100, "it"), Noise(bytes(32))).deviations(128)[1]
+    drawn = [Draw(Noise(bytes([run]) * 32)).gaussian(sigma, 128) for run in range(100)]
+    seen = exact + torch.stack(drawn).double().mean(0)
+    assert float(torch.corrcoef(torch.stack([exact[:64], seen[:64]]))[0, 1]) > 0.8
+    agreed = replace(terms(METHOD), recipe=replace(TERMS.recipe, method=METHOD, dp="epsilon=1e6"))
+    allowing = '[limits]\nmethods = ["fedgram"]\n'
+    unbounded = silo_file(tmp_path, "client-0", allowing, trusting=False)
+    assert "gives them only if it bounds them over all runs: set limits.epsilon" in said(unbounded, add(agreed))
+    bounded = silo_file(tmp_path, "client-0", allowing + "epsilon = 8.0\n", trusting=False)
+    assert "allows 8 over all runs, this one wants 1e+06" in said(bounded, add(agreed))
+    handed(bounded, add(replace(agreed, recipe=replace(agreed.recipe, dp="epsilon=8"))))

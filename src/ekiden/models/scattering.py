@@ -17,6 +17,7 @@ _KEEP = 4  # most spatial frequencies in each direction
 _MOST = 2200  # most features
 _IMAGES = 300  # artificial images
 _REST = 0.2  # of the mean variance is added to each
+_PLACES = 16  # binary, to which whitening is rounded
 _MAPS = 1 + 2 * _TURNS + _TURNS**2
 
 
@@ -72,7 +73,7 @@ def _scattered(x: Tensor, keep: int) -> Tensor:
     sides = x.shape[-2:]
     below, beside = (-side % _SCALE + _PAD for side in sides)
     u = F.pad(x, (_PAD, beside, _PAD, below), mode="reflect").flatten(0, 1)
-    fine, coarse, *averages = (t.to(u.device) for t in _bank((u.shape[-2], u.shape[-1])))
+    fine, coarse, *averages = (t.to(u) for t in _bank((u.shape[-2], u.shape[-1])))
     whole, half = averages[:2], averages[2:]
     spectrum = torch.fft.fft2(u)
     first = _modulus(torch.fft.ifft2(spectrum[:, None] * fine))
@@ -81,7 +82,7 @@ def _scattered(x: Tensor, keep: int) -> Tensor:
     parts = ((u[:, None], whole), (first, whole), (second, half), (both, half))
     maps = torch.cat([down @ part @ right.T for part, (down, right) in parts], 1)
     maps = F.group_norm(maps.reshape(len(x), -1, *maps.shape[-2:]), _GROUPS)
-    low = [_cosines(side, keep).to(u.device) for side in maps.shape[-2:]]
+    low = [_cosines(side, keep).to(u) for side in maps.shape[-2:]]
     return (low[0] @ maps @ low[1].T).flatten(2).mT
 
 
@@ -100,7 +101,7 @@ def _cut(spectrum: Tensor) -> Tensor:
 
 def _cosines(side: int, keep: int) -> Tensor:
     """Return (keep, side), the lowest frequencies of the orthonormal discrete cosine transform."""
-    k, place = torch.arange(keep)[:, None], torch.arange(side) + 0.5
+    k, place = torch.arange(keep)[:, None], torch.arange(side, dtype=torch.float64) + 0.5
     found = torch.cos(math.pi * k * place / side) * math.sqrt(2 / side)
     found[0] /= math.sqrt(2)
     return found
@@ -117,7 +118,7 @@ def _bank(sides: tuple[int, int]) -> tuple[Tensor, ...]:
         fine = torch.stack([_wavelet(sides, 0.8, 0.75 * math.pi, turn) for turn in turns])
         coarse = torch.stack([_wavelet(sides, 1.6, 0.375 * math.pi, turn) for turn in turns])
         averages = [_average(side, step) for step in (1, 2) for side in sides]
-        return fine.float(), (_cut(coarse) / 4).float(), *averages
+        return fine, _cut(coarse) / 4, *averages
 
 
 def _gaussian(sides: tuple[int, int], sigma: float, slant: float, turn: float, shift: float) -> Tensor:
@@ -145,19 +146,23 @@ def _average(side: int, step: int) -> Tensor:
     kernel = torch.fft.ifft(spectrum / spectrum[0]).real
     apart = (places[:, None] - step * torch.arange(side // step)) % side
     average: Tensor = step * kernel[apart]
-    return average.float()
+    return average
 
 
 @lru_cache(maxsize=4)
 def _whitening(shape: tuple[int, ...], keep: int) -> tuple[Tensor, Tensor]:
-    """Return the means (k², C) of dead leaves' channels, and for each frequency a matrix (C, C) that whitens them."""
-    maps = torch.cat([_scattered(part, keep) for part in torch.split(dead_leaves(_IMAGES, shape), 4)]).double()
+    """Return the means (k², C) of dead leaves' channels, and for each frequency a matrix (C, C) that whitens them.
+
+    Both are computed in double precision and rounded, so that silos with other processors have the same bits.
+    """
+    maps = torch.cat([_scattered(part, keep) for part in torch.split(dead_leaves(_IMAGES, shape), 4)])
     centred = (maps - maps.mean(0)).transpose(0, 1)  # (k², images, C)
     covariance = centred.mT @ centred / _IMAGES
     variances = covariance.diagonal(dim1=1, dim2=2)
     variances.add_(_REST * variances.mean(1, keepdim=True))
     whiten = torch.linalg.inv(torch.linalg.cholesky(covariance)).mT
-    return maps.mean(0).float(), whiten.float()
+    centre, whiten = ((t * 2**_PLACES).round() / 2**_PLACES + 0.0 for t in (maps.mean(0), whiten))  # no -0
+    return centre.float(), whiten.float()
 
 
 def dead_leaves(count: int, shape: tuple[int, ...]) -> Tensor:
@@ -166,13 +171,13 @@ def dead_leaves(count: int, shape: tuple[int, ...]) -> Tensor:
     channels, height, width = shape
 
     def some(*sizes: int) -> Tensor:
-        return torch.rand(count, *sizes, generator=draw)
+        return torch.rand(count, *sizes, generator=draw).double()
 
     images = some(channels, 1, 1).expand(count, *shape)
-    y, x = torch.arange(height)[:, None] + 0.5, torch.arange(width) + 0.5
+    y, x = (torch.arange(side, dtype=torch.float64) + 0.5 for side in (height, width))
     for _ in range(30):
         radius = 0.06 * min(height, width) * (some(1, 1) * 35 / 36 + 1 / 36).rsqrt()  # density as r^-3
-        right, down, turn = x - some(1, 1) * width, y - some(1, 1) * height, some(1, 1) * math.pi
+        right, down, turn = x - some(1, 1) * width, y[:, None] - some(1, 1) * height, some(1, 1) * math.pi
         along = right * turn.cos() + down * turn.sin()
         across = (down * turn.cos() - right * turn.sin()) / (0.4 + 0.6 * some(1, 1))
         cover = (radius - (along**2 + across**2).sqrt() + 0.5).clamp(0, 1)[:, None]

@@ -46,14 +46,24 @@ class LedgerLine(Checked):
 
 
 def check(file: SiloFile, terms: Agreement) -> None:
-    """Refuse a run that the silo's limits on ε over all runs, and on who adds noise, do not admit."""
+    """Refuse a run that the silo's limits on ε over all runs, and on who adds noise, do not admit.
+
+    Noisy sums leave nothing out (`min_active`), and the average of many runs has little noise, as one with a large ε.
+    """
     dp = DP.parse(terms.recipe.dp)
     if dp is not None and dp.honest > file.limits.honest:
         raise UserError(
             f"the run shares noise among {dp.honest} silos, {file.name} allows {file.limits.honest} "
             "(limits.honest in its silo.toml)"
         )
-    if file.limits.epsilon is None or terms.measures:
+    if terms.measures:
+        return
+    if file.limits.epsilon is None:
+        if dp is not None and terms.recipe.method.traits.releases and file.limits.min_active:
+            raise UserError(
+                f"sums with noise leave no few samples out, so {file.name} gives them only if it bounds them over all "
+                "runs: set limits.epsilon in its silo.toml, or leave out --dp"
+            )
         return
     if dp is None:
         raise UserError(
