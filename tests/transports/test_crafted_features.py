@@ -425,6 +425,65 @@ def test_colluding_silos_read_no_image_from_sums_of_seeded_features(tmp_path: Pa
         assert not least or int(counts[counts > 0].min()) >= least
 
 
+def span_of(noted: Totals) -> Tensor:
+    """(D, r) directions in which the features of the victim's samples lie."""
+    assert noted.sums is not None
+    gram: Tensor = noted.sums.matrix() - sum(own.matrix() for own in noted.own.values())
+    values, vectors = torch.linalg.eigh(gram)
+    found: Tensor = vectors[:, values > 1e-9 * values.max()].float()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1600, 128])
+def test_all_other_silos_read_images_from_sums_of_more_features_than_samples(width: int, tmp_path: Path) -> None:
+    """By default, too. From noise they search images whose features lie in the span; with few features all do."""
+    files, public = with_keys(tmp_path, NAMES, trusting=False)
+    noted, networks, solved = Totals(), list[Any](), FedGram.solved
+
+    def last(patch: pytest.MonkeyPatch) -> None:
+        def ended(method: FedGram, network: Any, *args: Any) -> Weights:
+            networks.append(network)
+            return solved(method, network, *args)
+
+        patch.setattr(FedGram, "solved", ended)
+        noted.last(patch)
+
+    first: Patch = lambda patch: noted.notes_own(patch, NAMES[0])  # noqa: E731
+    method = FedGram(width=width, dictionary="seed", min_active=10)
+    far(method, Tampering(files, {NAMES[0]: first, NAMES[2]: last}), tmp_path / "run", public)
+    span, units = span_of(noted), features_of(networks[0])
+    assert isinstance(units, RandomReLU)
+    linear, gain = units.linear, units.get_buffer("gain")
+    assert linear is not None
+
+    def outside(phi: Tensor) -> Tensor:
+        phi = phi * (span.abs().amax(1) > 1e-6)  # without what the silo left out
+        part: Tensor = (phi - phi @ span @ span.T).norm(dim=1) / phi.norm(dim=1)
+        return part
+
+    def smooth(x: Tensor) -> Tensor:
+        u = (x * 127 / 4).clamp(-127, 127)
+        return torch.cat([u, (linear(u).relu() * gain).clamp(max=127)], 1)
+
+    guess = torch.randn(48, 64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    descent = torch.optim.Adam([guess], lr=0.05)
+    for _ in range(300):
+        descent.zero_grad()
+        torch.autograd.backward(outside(smooth(guess)).sum())
+        descent.step()
+    held = torch.nn.functional.normalize(images(NAMES[1]), dim=1)
+    alike = torch.nn.functional.normalize(guess.detach(), dim=1) @ held.T
+    found = len({int(k) for k in alike.argmax(1)[alike.amax(1) > 0.98]})
+    members, others = (outside(units(images(name))).sort().values for name in (NAMES[1], NAMES[0]))
+    if width > len(held):
+        assert found >= 3
+        assert float(members[:130].max()) < 1e-4 < 0.01 < float(others.min())  # who has an image knows if it is there
+    else:
+        assert found == 0
+        assert float(others.max()) < 1e-4
+
+
 def test_what_few_samples_show_is_left_out() -> None:
     """A feature is left out if fewer than k samples have another value than most; so are classes of fewer than k."""
     phi = torch.zeros(30, 4, dtype=torch.int8)
