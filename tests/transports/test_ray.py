@@ -187,6 +187,16 @@ def test_a_wrong_number_of_homes_is_refused(at_once: None) -> None:
         OnRay(homes=-1)
 
 
+def test_homes_fit_the_gpus(at_once: None, blobs: FederatedData, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.ray, "cluster_resources", lambda: {"CPU": 8.0, "GPU": 1.0})
+    make = OnRay(num_gpus=0.5)
+    run(FedGram(), blobs, Tiny, transport=make, **FAST)
+    assert len(make._homes) == 2
+    for homes, gpus, fit in ((3, 0.5, 2), (2, 1, 1), (0, 2, 0)):
+        with pytest.raises(UserError, match=rf"num_gpus={gpus} fits {fit} homes here, not"):
+            run(FedGram(), blobs, Tiny, transport=OnRay(homes=homes, num_gpus=gpus), **FAST)
+
+
 @pytest.mark.parametrize(("address", "error"), [("", "Ray does not start here"), ("a:1", "no Ray cluster at")])
 def test_a_cluster_that_does_not_answer_is_a_line(
     address: str, error: str, at_once: None, blobs: FederatedData, monkeypatch: pytest.MonkeyPatch

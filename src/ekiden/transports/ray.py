@@ -124,14 +124,20 @@ class OnRay:
         Args:
             address: of the cluster, as `ray.init` takes it; by default the one that this process is connected to, or
                 one on this machine.
-            homes: number of actors; by default the number of the cluster's CPUs, and never more than there are clients.
+            homes: number of actors; by default the number of the cluster's CPUs, as far as its GPUs suffice, and never
+                more than there are clients.
             options: of these actors, as Ray names them, for example `num_gpus=0.25`.
         """
         require_extra("ray", "a run on Ray", "ray")
         if homes < 0:
             raise UserError(f"homes is {homes}: give 1 or more, or leave it out for one for each CPU of the cluster")
         self._address, self._count, self._joined = address, homes, False
-        self._options = {"num_cpus": 0, "scheduling_strategy": "SPREAD", "max_restarts": 0, "max_task_retries": 0}
+        self._options: dict[str, Any] = {
+            "num_cpus": 0,
+            "scheduling_strategy": "SPREAD",
+            "max_restarts": 0,
+            "max_task_retries": 0,
+        }
         self._options |= options
         self._homes: list[Any] = []
 
@@ -152,8 +158,14 @@ class OnRay:
             self._joined = True  # Ray may call the same address by another name
         elif not self._joined and self._address not in ("", "auto", at := ray.get_runtime_context().gcs_address):
             raise UserError(f"this process is connected to the Ray cluster at {at}: leave out {self._address}")
-        count = self._count or max(1, int(ray.cluster_resources().get("CPU", 1)))
-        return _Ray(start, self._begun(start, min(count, len(start.clients))))
+        have, share = ray.cluster_resources(), float(self._options.get("num_gpus", 0))
+        count = min(self._count or max(1, int(have.get("CPU", 1))), len(start.clients))
+        if share:
+            fit = int(have.get("GPU", 0) * int(1 / share) if share < 1 else have.get("GPU", 0) // share)
+            if count > fit and (self._count or not fit):  # these homes would wait for ever
+                raise UserError(f"num_gpus={share:g} fits {fit} homes here, not {count}: use fewer or smaller ones")
+            count = min(count, fit)
+        return _Ray(start, self._begun(start, count))
 
     def _begun(self, start: Start, count: int) -> list[Any]:
         """Return so many homes that have begun the run, with new ones in place of those that died."""
