@@ -6,7 +6,7 @@ import inspect
 import io
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
@@ -23,6 +23,7 @@ from mkdocs.utils import get_relative_url
 import ekiden
 from ekiden.base import checks
 from ekiden.base.checks import Range, hints_of
+from ekiden.base.errors import counted
 from ekiden.cli.flags import flags
 from ekiden.cli.listing import ends_with, moves
 from ekiden.engine.method import Method
@@ -82,7 +83,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if page.file.src_uri == "promises.md":
         markdown = markdown.replace("PROMISES", promises())
     if page.file.src_uri == "leaderboard.md":
-        told = f"{len({row[0] for row in board()})} tasks, {len(board())} settings"
+        told = f"{len({row[:2] for row in board()})} tasks, {len(board())} settings"
         markdown = markdown.replace("LEADERBOARD", leaderboard()).replace("COUNTED", told)
     own = [m for m in METHODS if page.file.src_uri == page_of(m)]
     for method in own:
@@ -222,7 +223,7 @@ def _sentence(before: str) -> str:
     return plain.strip("|-* .").replace("|", ";").replace("**", "")
 
 
-BOARD = ("task", "method", "settings", "network", "bytes", "metric", "mean", "std", "seeds", "record")
+BOARD = ("data", "skew", "method", "settings", "network", "bytes", "metric", "mean", "std", "seeds", "record")
 
 
 @cache
@@ -236,51 +237,58 @@ def board() -> tuple[tuple[Any, ...], ...]:
             value = summary.value_of(run, metric.name)
             if plan.get("tune") or value is None:
                 continue
-            told = summary.label(config)
-            data = f"{config['dataset']}, {plan['partition']}".removesuffix(", auto")
             key = (
-                f"{data}, {len(config['clients'])} clients",
+                config["dataset"],
+                f"{plan['partition']}, {len(config['clients'])} clients".removeprefix("auto, "),
                 recipe["method"],
-                told,
+                summary.label(config),
                 config.get("network") or recipe["model"],
                 metric,
                 file.name,
             )
             groups[key][recipe["seed"]] = metric.scale * value, run.last["bytes"]
     rows = []
-    for (task, method, told, model, metric, name), runs in groups.items():
+    for (*task, method, told, model, metric, name), runs in groups.items():
         values, moved = zip(*runs.values(), strict=True)
         std = stdev(values) if len(values) > 1 else None
-        rows.append((task, method, told, model, mean(moved), metric, mean(values), std, len(values), name))
-    common = {task: sum(row[0] == task for row in rows) for task, *_ in rows}
-    return tuple(
-        sorted(rows, key=lambda row: (-common[row[0]], row[0], row[5].name, -row[6] * (1 if row[5].higher else -1)))
-    )
+        rows.append((*task, method, told, model, mean(moved), metric, mean(values), std, len(values), name))
+    data, tasks = Counter(row[0] for row in rows), Counter(row[:2] for row in rows)
+
+    def place(row: tuple[Any, ...]) -> tuple[Any, ...]:
+        worth = row[7] if row[6].higher else -row[7]
+        return -data[row[0]], row[0], -tasks[row[:2]], row[1], row[6].name, -worth
+
+    return tuple(sorted(rows, key=place))
 
 
 def _as_csv() -> str:
     out = io.StringIO()
-    csv.writer(out).writerows([BOARD, *((*row[:5], f"{row[5].name}{row[5].unit}", *row[6:]) for row in board())])
+    csv.writer(out).writerows([BOARD, *((*row[:6], f"{row[6].name}{row[6].unit}", *row[7:]) for row in board())])
     return out.getvalue()
 
 
 def leaderboard() -> str:
     """Return the leaderboard as HTML; assets/leaderboard.js filters and sorts it."""
-    lines = []
-    for task, method, told, model, moved, metric, value, std, seeds, name in board():
+    pages = {method.title(): page_of(method).replace(".md", ".html") for method in METHODS}
+    lines, skews = [], {}
+    for data, skew, method, told, model, moved, metric, value, std, seeds, name in board():
+        task = f"{skew}: {metric.name}{metric.unit}"
+        skews.setdefault((data, task))
         spread = f"{value:.1f}" if std is None else f"{value:.1f} ± {std:.1f}"
-        about = (
-            f'data-task="{escape(f"{task}: {metric.name}{metric.unit}")}" data-method="{method}" data-value="{value}"'
+        title = f'<a href="{pages[method]}">{method}</a>' if method in pages else escape(method)
+        how = f"{escape(told)}; network {escape(model)}; {counted(seeds, 'seed')}; {name.removesuffix('.jsonl')}"
+        about = f'data-data="{data}" data-skew="{escape(task)}" data-method="{method}" data-value="{value}"'
+        lines.append(
+            f'<tr {about} data-higher="{metric.higher:d}"><td data-key="{method}">{title}<details><summary>settings'
+            f'</summary>{how}</details></td><td data-key="{value}">{spread}</td>'
+            f'<td data-key="{moved}">{summary.size(moved)}</td></tr>'
         )
-        cells = f'<td>{escape(told)}</td><td data-key="{value}">{spread}</td>'
-        cells += f'<td data-key="{moved}">{summary.size(moved)}</td>'
-        cells += f"<td>{escape(model)}</td><td>{seeds}</td><td>{name.removesuffix('.jsonl')}</td>"
-        lines.append(f'<tr {about} data-higher="{metric.higher:d}">{cells}</tr>')
-    tasks = dict.fromkeys(f"{row[0]}: {row[5].name}{row[5].unit}" for row in board())
-    choice = "".join(f"<option>{escape(task)}</option>" for task in tasks)
-    head = "".join(f"<th>{name}</th>" for name in ("method", "value", "bytes", "network", "seeds", "record"))
+    choice = "".join(f"<option>{data}</option>" for data in dict.fromkeys(data for data, _ in skews))
+    options = "".join(f'<option data-data="{data}">{escape(task)}</option>' for data, task in skews)
+    head = "".join(f"<th>{name}</th>" for name in ("method", "value", "bytes"))
     return (
-        f'<div id="leaderboard"><p><select id="task" aria-label="task">{choice}</select> '
+        f'<div id="leaderboard"><p><label>Data <select id="data">{choice}</select></label> '
+        f'<label>Skew <select id="skew">{options}</select></label> '
         '<label><input type="checkbox" id="all"> all settings, not only the best of each method</label></p>'
         f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
         '<script src="assets/leaderboard.js" defer></script>'
@@ -291,6 +299,8 @@ def signature(function: Callable[..., Any]) -> str:
     """Return how a function is called, one argument a line, without types."""
     lines, named = [], False
     for one in inspect.signature(function).parameters.values():
+        if one.kind is one.VAR_KEYWORD:  # there are no others: they only give a better message
+            continue
         lines += ["    *,"] if one.kind is one.KEYWORD_ONLY and not named else []
         named = one.kind is one.KEYWORD_ONLY
         default = "..." if callable(one.default) else repr(one.default)  # a function has no readable name

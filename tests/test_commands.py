@@ -217,7 +217,7 @@ def test_a_frame_gets_rows_of_predictions_as_its_file_does(in_memory: Path, tmp_
         ekiden.predict(in_memory, rows.drop(columns="age"))
     with pytest.raises(UserError, match="threshold 2 is not a share"):
         ekiden.predict(in_memory, rows, threshold=2)
-    with pytest.raises(UserError, match="give a path or a list of paths, not int"):
+    with pytest.raises(UserError, match="give a path, not int"):
         ekiden.predict(in_memory, 3)
 
 
@@ -360,7 +360,7 @@ def test_each_function_gives_what_the_command_prints(
         ekiden.export(digits, "model.docx")
     with pytest.raises(UserError, match="there is no run to compare"):
         ekiden.compare([])
-    with pytest.raises(UserError, match="give a path or a list of paths, not int"):
+    with pytest.raises(UserError, match="give a path, not int"):
         ekiden.compare(3)  # type: ignore[arg-type]
 
 
@@ -433,7 +433,7 @@ def test_a_mistake_is_told_before_the_data_are_read(
     [
         (lambda: ekiden.topology("ring", 1), "clients 1 is out of range: it must be at least 2"),
         (lambda: ekiden.topology("ring", "x"), "clients 'x' is of the wrong type"),  # type: ignore[arg-type]
-        (lambda: ekiden.evaluate(3), "give a path or a list of paths, not int"),  # type: ignore[arg-type]
+        (lambda: ekiden.evaluate(3), "give a path, not int"),  # type: ignore[arg-type]
         (lambda: ekiden.study(["fedseq"], memory_silos(), seeds=3), "different whole numbers"),  # type: ignore[arg-type]
         (lambda: federate([frame(0), frame(1)], names="ab", label_column="died"), "a list with a name for each silo"),
     ],

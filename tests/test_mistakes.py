@@ -68,6 +68,15 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: run("average", [(X, Y)] * 2, metric=f1_score, training=ekiden.Training(max_steps=1), quiet=True),
         r"the metric f1_score failed: .*; it gets answers of shape \(\d+, 2\) and labels of \(\d+,\)",
     ),
+    "files for load": (
+        lambda: ekiden.load(["a.csv", "b.csv"]),
+        r"files are silos, ekiden.federate\(\['a.csv', 'b.csv'",
+    ),
+    "data sets as silos": (
+        lambda: federate([ekiden.load("digits")] * 2),
+        "silo client-0 is a data set: give what you loaded",
+    ),
+    "a silo without a name": (lambda: federate({"": (X, Y), "b": (X, Y)}), "a silo's name is empty"),
     "no such device": (
         lambda: run("fedseq", [(X, Y), (X, Y)], hardware=ekiden.Hardware(device="gpu")),
         r"device 'gpu' cannot be used here \(there is no such device\): try device='cpu'",
@@ -90,6 +99,8 @@ COMMANDS: dict[str, str] = {
     "compare none --devices nosuch": "unknown name of devices 'nosuch'",
     "data digits --draw x.xyz": "the picture is a PNG file",
     "data none.csv": "there is no file or folder 'none.csv': give a folder of class folders",
+    "run fedseq --quiet": "unknown flag --quiet: see ekiden run fedseq --help",
+    "run fedseq -o runs": "unknown flag -o: did you mean --out?",
     "show digits": "digits is not a run folder",
 }
 
@@ -117,6 +128,14 @@ def test_a_mistake_at_the_command_line_is_one_line(
 
 def test_a_folder_of_runs_names_one(command: Command, blobs: ekiden.FederatedData, tmp_path: Path) -> None:
     run("average", blobs, training=ekiden.Training(max_steps=1), folder=tmp_path / "one", quiet=True)
+    result = ekiden.open_run(tmp_path / "one")
+    for mistake, line in (
+        (lambda: ekiden.evaluate(tmp_path / "one", blobs, metric="auroc"), "unknown argument 'metric': only a file"),
+        (lambda: ekiden.resume(result), "give a path, not Result: its path is result.folder"),  # type: ignore[arg-type]
+        (lambda: ekiden.Study({"average": (result,)}, (0,), {}, None)[0], "unknown method of the study 0"),  # type: ignore[index]
+    ):
+        with pytest.raises(UserError, match=line):
+            mistake()
     with pytest.raises(UserError, match=f"holds runs, such as {tmp_path / 'one'}: give one of them"):
         ekiden.show(tmp_path)
     code, said = command("evaluate", str(tmp_path / "one"), "--client", "client-0", "--data", "digits")

@@ -1,15 +1,21 @@
-// Choose a task, show the best setting of each method or all, and sort by a column.
+// Choose data and skew, show the best setting of each method or all, and sort by a column.
 const table = document.querySelector("#leaderboard table");
 if (table) {
-  const body = table.tBodies[0], rows = [...body.rows], task = document.querySelector("#task"), all = document.querySelector("#all");
+  const body = table.tBodies[0], rows = [...body.rows];
+  const [data, skew, all] = ["#data", "#skew", "#all"].map(name => document.querySelector(name)), skews = [...skew.options];
   const show = () => {
     const best = new Map(), better = row => row.dataset.higher === "1" ? +row.dataset.value : -row.dataset.value;
-    for (const row of rows) {
+    const ours = rows.filter(row => row.dataset.data === data.value && row.dataset.skew === skew.value);
+    for (const row of ours) {
       const old = best.get(row.dataset.method);
-      if (row.dataset.task === task.value && (!old || better(row) > better(old))) best.set(row.dataset.method, row);
+      if (!old || better(row) > better(old)) best.set(row.dataset.method, row);
     }
-    for (const row of rows)
-      row.hidden = row.dataset.task !== task.value || !(all.checked || best.get(row.dataset.method) === row);
+    for (const row of rows) row.hidden = !ours.includes(row) || !(all.checked || best.get(row.dataset.method) === row);
+  };
+  const choose = () => {
+    skew.replaceChildren(...skews.filter(one => one.dataset.data === data.value));
+    skew.selectedIndex = 0;
+    show();
   };
   for (const [place, head] of [...table.tHead.rows[0].cells].entries()) {
     let down = -1;
@@ -24,7 +30,8 @@ if (table) {
     head.addEventListener("click", sort);
     head.addEventListener("keydown", event => event.key === "Enter" && sort());
   }
-  task.addEventListener("change", show);
+  data.addEventListener("change", choose);
+  skew.addEventListener("change", show);
   all.addEventListener("change", show);
-  show();
+  choose();
 }

@@ -555,11 +555,9 @@ def verify(folder: Folder, keys: Folder | None = None) -> dict[str, Any]:
 
 
 def _paths(given: Folder | Sequence[Folder]) -> list[Path]:
-    if isinstance(given, str | os.PathLike):
-        return [path_of(given)]
-    if not isinstance(given, Sequence) or not all(isinstance(one, str | os.PathLike) for one in given):
-        raise UserError(f"give a path or a list of paths, not {type(given).__name__}")
-    return [path_of(one) for one in given]
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        return [path_of(one) for one in given]
+    return [path_of(given)]
 
 
 def is_silos(data: Any) -> bool:

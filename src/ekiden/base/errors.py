@@ -115,7 +115,7 @@ _MEANT = {
     **dict.fromkeys(("n_clients", "num_clients", "parties"), "clients"),
     **dict.fromkeys(("arch", "network"), "model"),
     **dict.fromkeys(("random_state", "random_seed"), "seed"),
-    **{"dataset": "data", "batch": "batch_size", "gpu": "device", "output": "out", "num_rounds": "rounds"},
+    **{"dataset": "data", "batch": "batch_size", "gpu": "device", "output": "out", "o": "out", "num_rounds": "rounds"},
     **dict.fromkeys(("local_epochs", "num_epochs"), "epochs"),
     **{"source": "path", "drop": "drop_columns", "validation": "val_fraction"},
     **dict.fromkeys(("auc", "roc_auc", "roc_auc_score"), "auroc"),
@@ -131,7 +131,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
     known = sorted(filter(None, known))
     if not known:
         return UserError(f"unknown {what} {name!r}: leave it out")
-    near = nearest(name, known, n=1, cutoff=0.5)
+    near = nearest(str(name), known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     listed = "" if near and len(known) > _MANY else f"Known: {', '.join(known)}."
     return UserError(f"unknown {what} {name!r}: {hint}{listed}".rstrip())

@@ -47,7 +47,8 @@ class Damaged(UserError):
 def path_of(given: object) -> Path:
     """Return the path that the caller of a public function means."""
     if not isinstance(given, str | os.PathLike) or not os.fspath(given):
-        raise UserError(f"give a path, not {type(given).__name__ if given != '' else 'an empty text'}")
+        hint = ": its path is result.folder" if hasattr(given, "folder") else ""
+        raise UserError(f"give a path, not {type(given).__name__ if given != '' else 'an empty text'}{hint}")
     return Path(given)
 
 

@@ -119,6 +119,8 @@ def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
     if by:
         check_divisions(by, data.dataset)
     test = judge(plan, own, data)
+    if options.threshold is not None and not test.task.measures_all:
+        raise UserError("--threshold is shown with all metrics: add a metric that measures them, --metric auroc")
     name = f"personal/{options.client}.safetensors" if options.client else "model.safetensors"
     name = str(options.weights.absolute()) if options.weights else name
     build = test.own if options.client else test.build

@@ -242,7 +242,7 @@ def _refuse(event: mistakes.ParseErrorEvent, args: Sequence[str], prog: str, sho
                     raise UserError(f"{flag.value} comes without a flag: leave out {given}")
             if prog.startswith("ekiden run ") and (having := _methods_with(given)):
                 raise UserError(f"unknown flag {given}: it is of {listed(having)}. All flags: {prog} --help")
-            near = nearest(given, [name for flag in flags(shown) for name in flag.names], n=3)
+            near = nearest(given, [name for flag in flags(shown) for name in flag.names], n=3, cutoff=0.7)
             hint = f"did you mean {' or '.join(near)}? All flags: {prog} --help" if near else more
             raise UserError(f"unknown flag {given}: {hint}")
         case mistakes.MissingArgs(missing_arguments=missing):

@@ -211,11 +211,12 @@ def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
         if name and name not in table.column_names:
             raise unknown(f"column of {source}", name, table.column_names)
     marked = [mark.partition("=")[0] for mark in reading.missing if "=" in mark]
-    for name in (*reading.drop_columns, *marked):  # another silo may have such a column
-        others = {*table.column_names} - {*reading.drop_columns}
-        if name not in table.column_names and (near := nearest(name, others, n=1, cutoff=0.8)):
-            what = "which is named to leave it out or its marks"
-            tell(f"{source} has no column {name!r}, {what}: did you mean {near[0]!r}?")
+    others = {*table.column_names} - {*reading.drop_columns}
+    for name in dict.fromkeys((*reading.drop_columns, *marked)):
+        if name not in table.column_names:  # another silo may have it
+            near = nearest(name, others, n=1, cutoff=0.8)
+            meant = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(table.column_names)}"
+            tell(f"{source} has no column {name!r}, which is named to leave it out or its marks: {meant}")
     targets = reading.label_column or _label(table, usual)
     if not targets and not reading.text_column:
         raise UserError(

@@ -27,7 +27,7 @@ from ekiden.data.kinds import arrays
 from ekiden.data.kinds.arrays import Arrays, noticed
 from ekiden.data.kinds.images import Images, decode
 from ekiden.data.raster import split
-from ekiden.data.samples import Samples
+from ekiden.data.samples import Dataset, Samples
 from ekiden.data.tasks import LanguageModelling, inferred
 from ekiden.data.undecoded import PARTS, Raw, natural
 
@@ -320,6 +320,8 @@ def _collected(pairs: Any, what: str) -> tuple[Tensor, Any]:
     wanted = f"{what} must be tensors (x, y) or a map-style dataset of pairs (x, y), y integers, names or masks"
     if type(pairs).__name__ == "DataLoader":
         raise UserError(f"{what} is a DataLoader, which deals out batches: give its samples, loader.dataset")
+    if isinstance(pairs, Dataset):
+        raise UserError(f"{what} is a data set: give what you loaded (its path or frame), or its samples, data.train")
     if isinstance(pairs, tuple) and len(pairs) == 2 and hasattr(pairs[1], "columns"):
         raise UserError(f"{what} is a name with a frame: give a dict by names, dict(list(groups))")
     try:

@@ -151,7 +151,9 @@ def load(
     else:
         part = ": give one of its parts, as in data['train']" if isinstance(name, dict) else ""
         if isinstance(name, tuple | list | np.ndarray | Tensor):
-            part = ": arrays in memory are silos, ekiden.federate([(x, y), (x, y)])"
+            files = isinstance(name, list) and all(isinstance(one, str | PathLike) for one in name)
+            given = "['a.csv', 'b.csv'], ..." if files else "[(x, y), (x, y)]"
+            part = f": {'files' if files else 'arrays in memory'} are silos, ekiden.federate({given})"
         raise UserError(f"load takes a name, a path or a frame, not {type(name).__name__}{part}")
     found = augmented(in_order(loaded, tuple(classes or ())), chosen)
     if like is not None or classes or not named:
@@ -452,5 +454,7 @@ def _check(silos: Any, test: Any, tests: Sequence[Any] | None, names: Sequence[s
             raise UserError(f"{len(given)} {what} for {len(silos)} silos: give one for each.")
     if odd := [name for name in names or () if not isinstance(name, str)]:
         raise UserError(f"names of silos are texts, not {odd[0]!r}: write it as {str(odd[0])!r}")
+    if names is not None and "" in names:
+        raise UserError("a silo's name is empty: give it one of letters and digits")
     if names is not None and len(set(names)) < len(names):
         raise UserError("two silos have the same name: give each its own.")

@@ -57,8 +57,8 @@ def check_same_data(config: Mapping[str, Any], method: Method, data: FederatedDa
     held = held_by(holders(method, data))
     if different := data_differences(folder, held, samples_digest(data.dataset.test), before):
         raise UserError(
-            f"{', '.join(different)} differ from what {folder} was made with: put these data back, or name the data to "
-            "measure on, `ekiden evaluate RUN --data DATA`"
+            f"{', '.join(different)} differ from what {folder} was made with: put these data back, or give other test "
+            "data by --data: a file, a folder or a data set"
         )
 
 

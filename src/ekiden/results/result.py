@@ -401,6 +401,8 @@ class Result:
             UserError: the data have other classes, samples of another shape, or other silos than the personal models,
                 or there is no such column.
         """
+        if columns and not _has_columns(data):
+            raise UserError(f"unknown argument {next(iter(columns))!r}: only a file or a frame has columns to name")
         silos_by = said_in(self.config).get("reading", {}).get("group_column", "")
         divided = divisions((by,) if isinstance(by, str) else by, silos_by)
         if (divided or at) and (client or self.weights is None):
@@ -544,16 +546,22 @@ def _setup(build: Built, config: Mapping[str, Any], dataset: Dataset) -> Setup:
     return Setup(build.method, build.own, fed, training, hardware, config["recipe"]["seed"])
 
 
+def _has_columns(data: Any) -> bool:
+    """Return whether data are a file, a folder or a frame."""
+    from ekiden.data import frames  # noqa: PLC0415  (`import ekiden` stays light)
+
+    return isinstance(data, str | os.PathLike) or frames.is_frame(data) or type(data) is dict
+
+
 def _silos(data: Any, config: Mapping[str, Any], columns: Mapping[str, Any]) -> FederatedData:
     """Return the silos that `data` means; data that are not divided are one silo."""
     from ekiden import data as datasets  # noqa: PLC0415  (`import ekiden` stays light)
-    from ekiden.data import frames  # noqa: PLC0415
 
     if isinstance(data, FederatedData):
         return data
     chosen = {**said_in(config).get("reading", {}), **columns}
     chosen.pop("group_column", None)
-    if isinstance(data, str | os.PathLike) or frames.is_frame(data) or type(data) is dict:
+    if _has_columns(data):
         inputs = inputs_of(config)
         plain = isinstance(inputs, Images) and inputs == Images(inputs.size) and not chosen
         shape = config["input"]["shape"]
