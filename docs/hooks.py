@@ -40,6 +40,12 @@ ROOT_PAGES = {
 }
 SHIM = "assets/iframe-worker.js"
 NOTEBOOKS = ROOT / "docs" / "notebooks"
+SEARCH: dict[str, dict[str, Any]] = {
+    "results.md": {"exclude": True},  # 60,000 words of single experiments, which would bury all else
+    **{page: {"boost": 3} for page in ("own-data.md", "using-the-result.md", "evaluation.md")},
+    **{page: {"boost": 0.3} for page in ("json.md", "real-data.md", "clusters.md")},
+}
+"""Which pages the search leaves out, and which come first or last."""
 FOLDED = "Cost"
 """The section of a method's page from which on sections are closed until the reader opens them."""
 
@@ -77,8 +83,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Lead links out of docs/ to the pages made of these files; add all settings to a method's page."""
-    if page.file.src_uri == "results.md":  # 60,000 words of single experiments, which would bury all else
-        page.meta["search"] = {"exclude": True}
+    page.meta["search"] = SEARCH.get(page.file.src_uri, {})
     markdown = PROMISE.sub("", markdown)
     if page.file.src_uri == "promises.md":
         markdown = markdown.replace("PROMISES", promises())
@@ -287,7 +292,7 @@ def leaderboard() -> str:
     options = "".join(f'<option data-data="{data}">{escape(task)}</option>' for data, task in skews)
     head = "".join(f"<th>{name}</th>" for name in ("method", "value", "bytes"))
     return (
-        f'<div id="leaderboard"><p><label>Data <select id="data">{choice}</select></label> '
+        f'<div id="leaderboard" data-search-exclude><p><label>Data <select id="data">{choice}</select></label> '
         f'<label>Skew <select id="skew">{options}</select></label> '
         '<label><input type="checkbox" id="all"> all settings, not only the best of each method</label></p>'
         f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"

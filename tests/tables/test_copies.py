@@ -44,7 +44,7 @@ def test_what_is_said_of_a_copy(own: Path) -> None:
 def test_only_what_is_there_is_described(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = "- `gone`: as it was,\n  in two lines.\n- `own`: as it was.\n"
     lines = ledger.paragraph_on_copies(["own", "digits", "gone", "own"], old)
-    assert lines[0].startswith("**Data.** ")
+    assert lines[0].startswith("**Data sets used.** ")
     assert lines[2] == "- `gone`: as it was,\n  in two lines."
     assert lines[3].startswith("- `own`: 2 training")
     monkeypatch.delenv("EKIDEN_DATA")

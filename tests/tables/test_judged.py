@@ -99,7 +99,7 @@ def test_kept_lines_are_judged_as_lines_are_today(alone: Path) -> None:
     assert (
         "Other verdicts than by single runs: within 2 std → above: A | B / digits; below → below or consistent" in page
     )
-    assert "Of 4 compared values 2 have another verdict than by single runs (1 within 2 std → above, 1 below" in page
+    assert "For 2 of 4 values Welch's test changes the verdict by single runs (1 within 2 std → above, 1 below" in page
     assert "A note." in page
     table = "**A minus the others**\n\n|  | B |\n|---|---|\n| digits | +1.00 ± 0.50 |\n"
     assert f"8 of 8 cells, 24 runs.\n\n{table}" in page

@@ -59,16 +59,15 @@ seeds, in %. Printed values are from the papers.
 - **Consistent** means that |t| is at most the limit, "above" and "below" that it is larger. With three seeds the limit
   is wide: "consistent" then says only that these runs show no difference. *By single runs* is the verdict of earlier
   pages: "within 2 std" if the difference is at most 2√(s₁² + s₂²), with 0 for a spread that is not printed. If the
-  runs of a section are not available, it keeps what was judged from them. Where a printed value has changed since, the
-  rounded values are judged; a line says so if these do not decide. A value at a smaller budget, or with other
-  settings, is not compared.
+  runs of a section are not available, it keeps its verdicts. Values at a smaller budget, or with other settings, are
+  not compared.
 - *Sent* are all bytes that left a client or the server. *Passes* are the samples that went forward through a network
   plus twice those that went backward, in millions. Both are for one run, a mean over the seeds. The time of
   computing counts only attempts that finished their steps.
 - The command above a table makes all of it; with `--only "ROW/COLUMN"` it makes one cell.
-- Paired differences are over the seeds that both have, ± s/√n. A number in brackets says how many these are if some
-  are missing. The best other method is the one with the smallest difference among those that are not a form of the
-  same method and do not pool the data.
+- Paired differences are over the seeds that both have, ± s/√n. If some are missing, a number in brackets says how many
+  there are. The best other method is the one with the smallest difference, except forms of the same method and methods
+  that pool the data.
 """
 
 
@@ -297,9 +296,9 @@ def _changes(sections: Iterable[str]) -> list[str]:
     which = f" ({', '.join(f'{n} {change}' for change, n in changes.items())}), named below their tables"
     far = sum(line.verdict == CONSISTENT and abs(float(line.t.split()[0])) > 2 for line in lines)
     total = (
-        f"Of {len(lines)} compared values {changes.total()} have another verdict than by single runs"
-        f"{which if changes else ''}. {far} consistent ones are more than two standard errors from the printed value: "
-        "a limit that ignores how few the seeds are would call them above or below."
+        f"For {changes.total()} of {len(lines)} values Welch's test changes the verdict by single runs"
+        f"{which if changes else ''}. {far} consistent values are more than two standard errors from the printed "
+        "value; only a limit that ignores the small number of seeds would call them above or below."
     )
     return [fill(total, 118, break_on_hyphens=False), ""]
 
@@ -424,8 +423,8 @@ def _environment(results: Sequence[CellResult]) -> str:
 NOTES = "info.json"
 _NOTED = ("fidelity", "split")  # entries of such a file that say what was done to the images
 _COPIES = (
-    "**Data.** The copies that lay where this page was written. A test image equals a training image if all pixels are "
-    "the same, at the size that the networks are given."
+    "**Data sets used.** A test image equals a training image if all pixels are the same, at the size that the "
+    "networks are given."
 )
 _COPY = re.compile(r"^- `([^`]+)`: .*(?:\n  .*)*", flags=re.MULTILINE)
 
