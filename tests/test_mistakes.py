@@ -73,7 +73,7 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
         r"files are silos, ekiden.federate\(\['a.csv', 'b.csv'",
     ),
     "data sets as silos": (
-        lambda: federate([ekiden.load("digits")] * 2),
+        lambda: federate([ekiden.load("digits")] * 2),  # type: ignore[list-item]
         "silo client-0 is a data set: give what you loaded",
     ),
     "a silo without a name": (lambda: federate({"": (X, Y), "b": (X, Y)}), "a silo's name is empty"),

@@ -145,6 +145,8 @@ class Study(Mapping[str, tuple[Result, ...]]):
             steps = rows.groupby("step")
             across, middle, width = steps[x].mean(), steps[metric].mean(), steps[metric].std().fillna(0)
             (line,) = axes.plot(across, middle, marker="o" if len(across) == 1 else None, label=label)
+            if len(across) == 1:  # which has no band
+                axes.errorbar(across, middle, width, color=line.get_color(), capsize=3)
             axes.fill_between(across, middle - width, middle + width, color=line.get_color(), alpha=0.15, linewidth=0)
         spent = frame.dropna(subset=[metric]).groupby("method")[x].max()
         if spent.max() > 12 * spent[spent > 0].min():  # as in the report; what nothing was spent for stays at 0

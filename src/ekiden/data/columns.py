@@ -215,8 +215,8 @@ def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
     for name in dict.fromkeys((*reading.drop_columns, *marked)):
         if name not in table.column_names:  # another silo may have it
             near = nearest(name, others, n=1, cutoff=0.8)
-            meant = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(table.column_names)}"
-            tell(f"{source} has no column {name!r}, which is named to leave it out or its marks: {meant}")
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(table.column_names)}"
+            tell(f"{source} has no column {name!r}, which is named to leave it out or its marks: {hint}")
     targets = reading.label_column or _label(table, usual)
     if not targets and not reading.text_column:
         raise UserError(
