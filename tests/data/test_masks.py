@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
+import torch
 from PIL import Image
 
 import ekiden
@@ -103,12 +104,26 @@ def test_masks_with_colours_and_lossy_ones_are_refused(tmp_path: Path, mode: str
         load(pictures(tmp_path, mode, suffix), label_column="mask")
 
 
-def test_masks_are_read_again_when_they_change_and_need_the_size_of_their_images(tmp_path: Path) -> None:
+def test_masks_are_read_again_when_they_change(tmp_path: Path) -> None:
     before = load(pictures(tmp_path), label_column="mask").train.y.sum()
-    path = pictures(tmp_path, limit=50)
-    assert load(path, label_column="mask").train.y.sum() > before
-    with pytest.raises(UserError, match="have 4 x 4 pixels, their masks 6 x 8: give both one size"):
-        load(path, label_column="mask", size=4)
+    assert load(pictures(tmp_path, limit=50), label_column="mask").train.y.sum() > before
+
+
+@pytest.mark.parametrize("fit", ["stretch", "crop"])
+def test_masks_come_to_the_size_of_their_images(tmp_path: Path, fit: Any) -> None:
+    for k in range(N):  # squares, of which some are cropped; images and masks of two sizes
+        side = 4 << k % 2
+        squares = np.random.default_rng(k).integers(0, 2, (4, 4 if fit == "stretch" else 6)).repeat(side, 0)
+        image = Image.fromarray((255 * squares.repeat(side, 1)).astype(np.uint8))
+        image.save(tmp_path / f"i{k}.png")
+        image.point(lambda value: value // 255).save(tmp_path / f"m{k}.png")
+    path = listed(tmp_path, "i{}.png", "m{}.png")
+    data = load(path, label_column="mask", size=4, fit=fit)
+    assert data.train.y.shape[1:] == (4, 4)
+    assert ((data.train.x[:, 0] > 127) == (data.train.y == 1)).all()
+    assert torch.equal(load(path, label_column="mask", like=data).train.y, data.train.y)
+    with pytest.raises(UserError, match=r"masks of .* differ in size \(.*\): give one size"):
+        load(path, label_column="mask")
 
 
 def test_a_model_learns_from_masks_of_files(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from ekiden.data import schema as schemas
 from ekiden.data.augment import Augment
 from ekiden.data.columns import Reading
 from ekiden.data.holdings import Holding, Source, hold, silo_name
-from ekiden.data.kinds import Inputs, Tokens, of_tensor
+from ekiden.data.kinds import Images, Inputs, Tokens, of_tensor
+from ekiden.data.kinds.images import sized_masks
 from ekiden.data.samples import Dataset, Samples
 from ekiden.data.spelling import check_classes, spelled
 from ekiden.data.targets import refuse_constant, targets
@@ -22,6 +23,7 @@ from ekiden.data.tasks import Classification, LanguageModelling, ScaledTask, Tas
 from ekiden.data.tasks.base import IGNORED
 from ekiden.data.undecoded import Encoding, Raw, composed, owners, subjects, times
 from ekiden.data.units import check_values, some
+from ekiden.data.unlike import check_silos
 
 _Piece: TypeAlias = tuple[Raw, Samples]
 """a part of a source, with its labels and owners; the samples' x is not read yet"""
@@ -130,6 +132,7 @@ def assemble(holdings: Sequence[Holding], asked: AskedData, test: Raw | None = N
     raws = [part for holding in holdings for part in holding.parts] + ([] if test is None else [test])
     owned = [holding.name for holding in holdings for _ in holding.parts] + [""] * (test is not None)
     _alike(raws)
+    raws = [_with_masks(raw, asked) for raw in raws]
     silos = tuple(holding.name for holding in holdings if holding.name)
     if silos and reading.group_column:
         raise UserError("several silos and --group-column both say which client holds what: give one of them")
@@ -164,6 +167,15 @@ def assemble(holdings: Sequence[Holding], asked: AskedData, test: Raw | None = N
     return replace(made, least=reading.min_count if open_ and not raws[0].given else 0)
 
 
+def _with_masks(raw: Raw, asked: AskedData) -> Raw:
+    """Return a part with its masks, if labels are such, at the size of its images."""
+    if raw.kind is not Images or (raw.label.ndim != 3 and raw.label.dtype != object):
+        return raw
+    images = asked.inputs if isinstance(asked.inputs, Images) else asked.reading.images(asked.size)
+    shape = () if asked.like is None else asked.like.shape
+    return replace(raw, label=sized_masks(raw.label, images.for_shape(shape), raw.source))
+
+
 def _encoded(
     sides: Sequence[Sequence[_Piece]], asked: AskedData, outputs: tuple[str, ...], task: Task
 ) -> tuple[Samples, Samples, Inputs, Task]:
@@ -185,6 +197,7 @@ def _encoded(
 def _doubt(made: Dataset, raws: Sequence[Raw], asked: AskedData, *, given: bool) -> None:
     """Say what may be wrong with the data."""
     doubts.look(doubts.SeenData(made, raws, asked.reading, unscaled=asked.inputs is None, given=given))
+    check_silos(made)
     if given:
         check_values({"the training part": made.train.x, "the test part": made.test.x}, made.inputs)
     if (group := made.train.group) is not None and not made.inputs.agreed:  # what silos report of tables comes later

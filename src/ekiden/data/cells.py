@@ -70,6 +70,8 @@ _DATED = re.compile(r"(^|[\W_])(date|day|dob|datum|admitted|discharged)([\W_]|$)
 _SERIAL = (20_000, 60_000)  # 1954 to 2064
 _CODED = re.compile(r"(^|[\W_])(zip|zip_?code|post_?code|postal_?code|plz|icd_?(9|10)?|cpt|codes?)$")
 _STANDS_FOR_MISSING = re.compile(r"-[1-9]|-?(7{2,}|8{2,}|9{2,}(\.9+|\.25)?)|-32768|-2147483648")
+_RUN = 4  # negative whole numbers up to -1 that are values if 0 is one
+_GAP, _PART = 20, 0.02  # times between numbers in two units, and the least share of rows with either
 _OUTLIER = 20  # times the range of all other values
 _FAR_DATES = [date(1, 1, 1), date(1753, 1, 1), date(1899, 12, 30), date(1900, 1, 1), date(1970, 1, 1)]
 _FAR_DATES += [date(2099, 12, 31), date(2999, 12, 31), date(9999, 12, 31)]
@@ -474,6 +476,8 @@ class Cells:
             row = int(np.flatnonzero(np.isinf(values))[0])
             raise UserError(f"{what} is infinite in {row_text(row)}: give a number, or leave it empty")
         warn_of_marks(values, what)
+        if units := _two_units(values):
+            tell(self._line(name, f"numbers {units}", "write all in one unit, if they are in two"))
         if _look_like_dates(values):
             holds = f"numbers like {values[~np.isnan(values)][0]:.0f}, which look like dates but are read as numbers"
             tell(self._line(name, holds, "write dates as 2024-01-31"))
@@ -570,6 +574,7 @@ def warn_of_marks(values: Floats, what: str, *, dates: bool = False) -> None:
         marks[ends] = [bool(_STANDS_FOR_MISSING.fullmatch(f"{different[k]:.15g}")) for k in ends]
         marks |= np.abs(different) >= 1e20
         marks |= _apart(different, counts)
+        marks &= ~np.isin(different, range(-9, 0)) | ~np.isin(range(-_RUN, 1), different).all()  # months from -6 to 5
     rest, common = different[~marks], counts[~marks]
     if len(rest) < 5 or not marks.any():
         return
@@ -598,6 +603,21 @@ def _apart(different: Floats, counts: NDArray[np.int64]) -> NDArray[np.bool_]:
         zeros = different[0] == 0 and 5 <= counts[0] <= 0.5 * counts.sum()
         found[0] |= zeros and low > 0.25 * (different[-1] - low)
     return found
+
+
+def _two_units(values: Floats) -> str:
+    """Return between which ends numbers (n,) lie that have a wide gap between them, as grams and kilograms have."""
+    known = np.sort(values[~np.isnan(values)])
+    least = max(10, int(_PART * len(known)))
+    if len(known) < 2 * least or known[0] <= 0:
+        return ""
+    steps = known[least:] / known[least - 1 : -1]
+    at = least + int(steps[: len(known) - 2 * least + 1].argmax())
+    (a, b), (c, d) = (known[0], known[at - 1]), (known[at], known[-1])
+    several = min(len(np.unique(known[:at])), len(np.unique(known[at:]))) >= 5
+    return (
+        f"from {a:.4g} to {b:.4g} and from {c:.4g} to {d:.4g}" if several and c / b >= max(_GAP, b / a, d / c) else ""
+    )
 
 
 def garbled(name: str) -> str:

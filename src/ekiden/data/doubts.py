@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, combinations, permutations
+from itertools import chain, combinations, permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from ekiden.base.outside import pa, pc
 from ekiden.data.cells import DATE, garbled, is_text, short
 from ekiden.data.columns import Reading
 from ekiden.data.copies import ROWS_DIFFER, chance, copied, fingerprints, improbable, rows_of_several, twice
-from ekiden.data.kinds import Table, Tokens
+from ekiden.data.kinds import Arrays, Table, Tokens
 from ekiden.data.kinds.arrays import SHORTEST
 from ekiden.data.raster import split
 from ekiden.data.samples import Dataset
@@ -34,6 +34,9 @@ _ID = re.compile(
 )
 _TIME = re.compile(r"time|days|weeks|months|years|follow|surviv|duration|^(os|pfs|dfs|ttd|tte)$")
 _EVENT = re.compile(r"event|status|died|death|dead|deceased|cens|relapse|recur")
+_RECORDS = re.compile(
+    r"visit|encounter|stay|admission|sample|specimen|scan|image|file|slice|row|record|exam|study|series"
+)
 _FEW = 10  # different values that may be a category, whatever the name of the column
 _MANY = 30  # rows from which nearly as many different values mean something
 _NEARLY = 0.95
@@ -64,6 +67,7 @@ _LEFT_IN_TEXTS: Mapping[str, Callable[[str], object]] = {
 }
 _PEEK = 512  # rows that are looked at first
 _WORD = re.compile(r"\w+")
+_VALUES = 1 << 24  # of signals that are looked at
 _LEADS = 16  # more channels are hardly leads
 _LARGE = 1 << 28  # bytes of samples that are not compared
 _CROWD = 2_000_000  # samples that are not compared: their prints would need a gigabyte
@@ -257,6 +261,18 @@ def _copied_labels(seen: SeenData) -> Iterator[str]:
             )
 
 
+def _equal_columns(seen: SeenData) -> Iterator[str]:
+    """Name features that are there twice, as pandas renames the second of two columns with one name to a.1."""
+    x, alike = seen.data.train.x, dict[bytes, list[str]]()
+    if not seen.data.inputs.agreed or not seen.unscaled or len(x) < _COPIED:
+        return
+    for name, values in zip(seen.data.inputs.values_named(x.shape[1]), x.T.contiguous(), strict=True):
+        if len(values.unique()) > 1:
+            alike.setdefault(values.numpy().tobytes(), []).append(name)
+    if twice := [" and ".join(names) for names in alike.values() if len(names) > 1]:
+        yield f"{listed(twice, sign='; ')} of {seen.data.name} are equal in all rows: leave out all but one"
+
+
 def _like(values: NDArray[np.float64], label: NDArray[np.float64], numbers: bool) -> list[int]:
     """Return the columns (n, d) that are a one-to-one function of the label (n,); of numbers, one that keeps order."""
     order = np.argsort(label, kind="stable")
@@ -315,6 +331,11 @@ def _rare_labels(seen: SeenData) -> Iterator[str]:
         flat = [name for name, column in zip(data.classes, y.T, strict=True) if bool((column == column[0]).all())]
         if flat:
             yield f"the label {listed(map(repr, flat))} of {source} is the same in all rows: leave it out"
+        if bool((y.sum(1) == 1).all()):
+            yield (
+                f"each row of {source} has exactly one of the labels {listed(map(repr, data.classes))}: if they "
+                "exclude each other they are classes, so write their names into one column"
+            )
 
 
 def _splits(seen: SeenData) -> Iterator[str]:
@@ -414,6 +435,57 @@ def _flat_channels(seen: SeenData) -> Iterator[str]:
         )
 
 
+def _ends_of_signals(seen: SeenData) -> Iterator[str]:
+    """Name channels of which many values lie at the end of their range, or a few far outside the others."""
+    x, groups = seen.data.train.x, seen.data.train.group
+    if x.ndim != 3 or not x.is_floating_point() or x.shape[1] > _LEADS or x.shape[2] < SHORTEST:
+        return
+    owners = {seen.source: x} if groups is None else {o: x[groups == k] for k, o in enumerate(seen.data.groups)}
+    for owner, part in owners.items():
+        cut, marked = list[str](), list[str]()
+        for (channel, values), sign in product(
+            enumerate(part[:: part.numel() // _VALUES + 1].movedim(1, 0).cpu()), (1, -1)
+        ):
+            signed = values * sign
+            at = signed == signed.max()
+            rest, end = signed[~at], float(values[at][0])
+            if len(rest[:_PEEK].unique()) < _MANY:
+                continue
+            shown = f"{end:.4g} in channel {channel}"
+            if at.sum() > 2 and signed.max() - rest.max() > rest.max() - rest.min():
+                marked.append(shown)
+            elif end and (at[:, 1:] & at[:, :-1]).double().mean() >= _SEVERAL / 2:
+                cut.append(shown)
+        if cut:
+            yield f"many values of signals of {owner} are at the end of their range ({listed(cut)}): check for clipping"
+        if marked:
+            yield (
+                f"signals of {owner} have values far from all others ({listed(marked)}): if these mark missing ones, "
+                "leave such signals out, or fill them"
+            )
+
+
+def _windows(seen: SeenData) -> Iterator[str]:
+    """Say that signals are overlapping windows of longer ones, so that some of the test are in training."""
+    for raw in seen.raws:
+        if raw.subject is None and raw.kind is Arrays and np.ndim(raw.images) == 3 and len(raw) >= _MANY:
+            rows = range(0, len(raw) - 1, -(-len(raw) // _MANY))
+            pairs = [(np.asarray(raw.images[row]), np.asarray(raw.images[row + 1])) for row in rows]
+            if 2 * sum(_overlap(*pair) for pair in pairs) >= len(pairs):
+                yield (
+                    f"signals of {raw.source} overlap with those that follow them, so parts of the test are in "
+                    "training: cut windows that do not overlap, or say whom each is about (subject=, --subject-column)"
+                )
+                return
+
+
+def _overlap(one: NDArray[Any], following: NDArray[Any]) -> bool:
+    """Return whether a signal (C, T) begins as the one before it ends."""
+    starts = np.flatnonzero(one[0] == following[0, 0])
+    ends = ((one[:, start:], following[:, : one.shape[1] - start]) for start in starts)
+    return any(end.shape[1] >= SHORTEST // 2 and np.ptp(end) > 0 and (end == begin).all() for end, begin in ends)
+
+
 def _joined_names(seen: SeenData) -> Iterator[str]:
     """Name classes and categories that are several others, joined by a sign."""
     for what, names in seen.names:
@@ -427,6 +499,17 @@ def _joined_names(seen: SeenData) -> Iterator[str]:
                     "as one of its own: if several hold at once, give each a column of 0 and 1 (several "
                     "--label-column, if they are labels)"
                 )
+
+
+def _lone_subjects(seen: SeenData) -> Iterator[str]:
+    """Say that a column of subjects keeps no rows together, because it names visits or samples."""
+    column, named = seen.reading.subject_column, [raw.subject for raw in seen.raws if raw.subject is not None]
+    rows = sum(map(len, named))
+    if rows >= _MANY and _RECORDS.search(column.lower()) and len(np.unique(np.concatenate(named))) == rows:
+        yield (
+            f"each row of {seen.source} has its own value in --subject-column {column}, so no rows are kept together: "
+            "name the column that says whom they are about"
+        )
 
 
 def _subjects_written_alike(seen: SeenData) -> Iterator[str]:
@@ -501,6 +584,7 @@ def _names_of_missing(seen: SeenData) -> Iterator[str]:
             least, most = min(rest) - 1, max(rest) + 1
             apart = [name for name in names if not least <= int(name) <= most]
             found = [name for name in apart if str(int(name) - 1) not in names]
+            found += ["-1"] * ({"-1", "0", "1", "2"} <= {*names} and "-2" not in names)
         if found:
             yield (
                 f"{what} {listed(map(repr, found))} of {raws[0].source} seems to mark missing values or a row of "
@@ -674,19 +758,10 @@ def _rows_of_groups(seen: SeenData) -> Iterator[str]:
 
 
 _DOUBTS = (
-    *(
-        _ids,
-        _splits,
-        _one_class,
-        _rare_labels,
-        _copied_labels,
-        _two_labels,
-        _times_without_events,
-        _names_of_missing,
-        _nearly_alike,
-    ),
-    *(_slices_of_files, _names_of_files, _small_groups, _given_tests, _rows_in_both, _classes_in_test_only),
-    *(_rows_of_groups, _bare_samples, _odd_texts, _absent_labels, _subjects_of_several, _told_by_words),
-    *(_same_samples, _flat_channels, _joined_names, _subjects_written_alike),
+    *(_ids, _splits, _one_class, _rare_labels, _copied_labels, _two_labels, _equal_columns, _times_without_events),
+    *(_names_of_missing, _nearly_alike, _slices_of_files, _names_of_files, _small_groups, _given_tests, _rows_in_both),
+    *(_classes_in_test_only, _rows_of_groups, _bare_samples, _odd_texts, _absent_labels, _subjects_of_several),
+    *(_told_by_words, _same_samples, _flat_channels, _ends_of_signals, _windows, _joined_names, _lone_subjects),
+    _subjects_written_alike,
 )
 """what is looked for; each yields a line for what it finds"""

@@ -66,6 +66,8 @@ def _of_pandas(frame: Any) -> Any:
 
 def _of_hub(source: Any) -> Any:
     """Read a data set of Hugging Face, whose features may name classes."""
+    if getattr(source, "format", {}).get("type") == "custom":
+        tell("the transform of a data set of Hugging Face (set_transform) is not applied: use map instead")
     table = source.with_format("arrow")[:] if hasattr(source, "num_rows") else pa.Table.from_pylist(list(source))
     known = source.features is not None and table.num_rows
     return table.replace_schema_metadata(source.features.arrow_schema.metadata) if known else table

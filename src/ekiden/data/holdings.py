@@ -37,6 +37,8 @@ READABLE = (".parquet", ".csv", ".tsv", ".feather", ".arrow", ".npy", ".npz", ".
 _TABLES = READABLE[:5]
 _CLUTTER = ("Thumbs.db", "desktop.ini", "DICOMDIR")
 _HIDDEN = (".", "__", "~$")
+_AGAIN = 4  # samples that are read twice
+_PEOPLE = 10  # class folders that may be those of patients
 
 
 def find(path: Path) -> tuple[Path, Path | None]:
@@ -176,6 +178,17 @@ def read(root: Path, reading: Reading) -> Raw:
         raise UserError(
             f"the folders {listed(sorted(named))} of {root} are parts of one data set, and none is called train: call "
             "the training part train, and the test part test"
+        )
+    inside = dict.fromkeys((p[0], p[-2]) for p in parts)
+    if (
+        levels == {2}
+        and len(inside) >= _PEOPLE
+        and len({c for _, c in inside}) == len(inside) > len({d for d, _ in inside}) > 1
+    ):
+        domain, name = next(iter(inside))
+        tell(
+            f"the folders in {root}/{domain} are read as classes ({name!r}), and no other folder has one of these: if "
+            "they are patients, list the files in a table, with the columns image and label and --subject-column"
         )
     if left:
         kinds = ", ".join(name for name, _ in left.most_common(5))
@@ -337,10 +350,20 @@ def _collected(pairs: Any, what: str) -> tuple[Tensor, Any]:
         tensors = [x if isinstance(x, Tensor) else torch.from_numpy(np.array(x)) for x in xs]
     except (TypeError, ValueError, KeyError, OverflowError, RuntimeError) as error:
         raise UserError(f"{wanted} ({error}).") from error
+    if any(_differ(items[k][0], pairs[k][0]) for k in range(min(len(items), _AGAIN)) if hasattr(pairs, "__len__")):
+        tell(
+            f"samples of {what} differ each time they are read, and are read once: leave out random changes, and "
+            "let augment= make them in each epoch"
+        )
     shapes = {tuple(x.shape) for x in tensors}
     if len(shapes) > 1:
         raise UserError(f"samples of {what} differ in shape ({', '.join(map(str, sorted(shapes)[:3]))}): resize them.")
     return (torch.stack(tensors) if tensors else torch.empty(0)), labels
+
+
+def _differ(one: Any, again: Any) -> bool:
+    """Return whether a sample is another when it is read again."""
+    return np.shape(one) != np.shape(again) or not np.array_equal(np.asarray(one), np.asarray(again), equal_nan=True)
 
 
 def _numbers(ys: Sequence[Any]) -> Tensor:

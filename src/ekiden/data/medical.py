@@ -60,6 +60,7 @@ def look(item: Path | bytes) -> Look:
     pages = 1 if number is not None else _frames(data)
     scout = "LOCALIZER" in (data.get("ImageType") or ())
     doubt = "are localizers (scouts) by their header: leave them out, if models are to see scans" * scout
+    doubt = doubt or "are segmentations by their header, not pictures: leave them out" * (data.get("Modality") == "SEG")
     size = int(data.Columns), int(data.Rows)
     taken = f"{data.get('Modality') or ''} {_plane(data)}"
     spacing, *_ = data.get("PixelSpacing") or data.get("ImagerPixelSpacing") or [0.0]

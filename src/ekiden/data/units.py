@@ -1,7 +1,7 @@
 """Compare what silos tell, or hold, and name those with columns in another unit, or that hardly vary."""
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 from math import floor, inf, log10
 from statistics import median
 
@@ -19,6 +19,7 @@ _FACTOR = 5.0  # times as large, in mean and in deviation: another unit
 _ALIKE = 0.4  # difference of the two factors' decimal logarithms
 _NARROW = 3.0  # deviations between the mean and zero from which less tells another unit, such as pounds
 _LEAST_FACTOR, _VERY_ALIKE = 2.0, 0.1
+_AWAY = 2.0  # deviations between means of columns that may have changed places
 _FAR = 8.0  # deviations between means
 _ROWS = 10  # values from which a silo's moments are compared
 _FLAT_ROWS = 20  # values from which nearly one value means something: a silo hides up to 9 others
@@ -109,6 +110,7 @@ def compare_units(silos: Mapping[str, Mapping[str, ColumnMoments]]) -> bool:
         flat = {silo: value for silo, value in flat.items() if not _rarely_else(each[silo], usual)}
         constant += _constant(column, flat, list(varied))
     _say(lines, "check units")
+    _say(_swapped(silos), "check the names of columns there")
     _say(constant, "check how it was filled in there")
     _say(coded, "use the same codes at all silos")
     return bool(lines + constant + coded)
@@ -187,6 +189,28 @@ def _units(column: str, silos: Mapping[str, ColumnMoments]) -> list[str]:
         for silo, apart in found.items()
         if _leaves_gap(silos[silo], usual, [*silos.values()], apart)
     ]
+
+
+def _swapped(silos: Mapping[str, Mapping[str, ColumnMoments]]) -> list[str]:
+    """Return a line for two columns of a silo that lie where the other one lies at other silos."""
+    found = list[str]()
+    for silo, told in silos.items() if len(silos) > 2 else ():
+        others = [each for name, each in silos.items() if name != silo]
+        usual = {
+            c: (median(each[c].mean for each in others), median(each[c].deviation for each in others))
+            for c, own in told.items()
+            if own.count >= _ROWS and all(each[c].count for each in others)
+        }
+        moved = [c for c, (mean, spread) in usual.items() if abs(told[c].mean - mean) > _AWAY * spread > 0]
+        found += [
+            f"{one} and {other} of {silo} seem to have changed places"
+            for one, other in combinations(moved, 2)
+            if all(
+                abs(told[a].mean - usual[b][0]) < usual[b][1] / 2 and 0.5 < told[a].deviation / usual[b][1] < 2
+                for a, b in ((one, other), (other, one))
+            )
+        ]
+    return found
 
 
 def _leaves_gap(

@@ -31,6 +31,7 @@ _SCALE = 1.25  # times as large pixels as those of other silos
 _PICTURE = 64  # pixels; smaller ones may be of one colour
 _WIDE = 2.5  # times as large pixels within a silo, more than among adults
 _X_RAYS = {"CR", "DX", "DR", "RF", "XA", "sagittal", "coronal", "axial"}  # alike, or planes of NIfTI
+_ROUNDED = 1e-3  # between a number of a class and one that was stored with a slope
 _FEW = 64  # of the 256 levels; with fewer, the values of 16-bit images fill only a small part of their range
 _Item: TypeAlias = tuple[Raw, int]
 """a part of a source and the place of an image in it"""
@@ -125,6 +126,11 @@ class Images(Inputs):
         pixels = x.flatten(2)
         return (pixels.amin(2) == pixels.amax(2)).all(1) & (pixels.shape[2] >= _PICTURE)
 
+    def for_shape(self, shape: Sequence[int]) -> "Images":
+        """Return the images of which a model takes samples of a shape, () if there is no model: all of one size."""
+        square = not self.size and len(shape) == 3 and shape[1] == shape[2]
+        return replace(self, size=shape[1]) if square else self
+
     def terms(self) -> Inputs:
         """See `Inputs`; the shape of samples stands for their size."""
         return replace(self, size=0)
@@ -190,8 +196,8 @@ def holds_files(column: Any) -> bool:
     return bool(names) and all(name and split(Path(name))[0].name.lower().endswith(suffixes) for name in names)
 
 
-def masks(files_: Sequence[Any], images: Sequence[Any], source: str) -> NDArray[np.int64]:
-    """Return the class of each pixel (n, H, W) that masks hold.
+def masks(files_: Sequence[Any], images: Sequence[Any], source: str) -> NDArray[Any]:
+    """Return the class of each pixel (n, H, W) that masks hold; (n,) arrays (H, W) if they differ in size.
 
     Args:
         files_: encoded bytes or files of the masks.
@@ -202,15 +208,27 @@ def masks(files_: Sequence[Any], images: Sequence[Any], source: str) -> NDArray[
     for row, (file, image) in enumerate(zip(files_, images, strict=True)):
         try:
             values = medical.mask(file, image) if medical.is_medical(file) else raster.mask(file)
-            if values.ndim != 2 or (values != np.rint(values)).any():
+            if values.ndim != 2 or not (np.abs(values - np.rint(values)) <= _ROUNDED).all():
                 raise UserError("its pixels are not whole numbers: give numbers of classes")
-            if found and values.shape != found[0].shape:
-                sizes = " and ".join(f"{width}x{height}" for height, width in (values.shape, found[0].shape))
-                raise UserError(f"masks differ in size ({sizes}): bring images and masks to one size")
         except Exception as error:
             raise _named((Raw(source, images, np.arange(len(images)), kind=Images), row), error, "mask") from error
-        found.append(values.astype(np.int64))
-    return np.stack(found)
+        found.append(np.rint(values).astype(np.int64))
+    if len({mask.shape for mask in found}) == 1:
+        return np.stack(found)
+    each = np.empty(len(found), dtype=object)
+    each[:] = found
+    return each
+
+
+def sized_masks(label: NDArray[Any], images: Images, source: str) -> NDArray[np.int64]:
+    """Return masks (n, H, W) of the size to which their images come, each pixel with the class of the nearest one."""
+    if images.size:
+        drawn = [Image.fromarray(mask.astype(np.int32)) for mask in label]
+        return np.stack([np.asarray(_sized(mask, images, Image.Resampling.NEAREST)) for mask in drawn]).astype(np.int64)
+    if label.dtype == object:
+        sizes = " and ".join(f"{w}x{h}" for h, w in [*dict.fromkeys(mask.shape for mask in label)][:2])
+        raise UserError(f"masks of {source} differ in size ({sizes}): give one size for all by --size")
+    return label
 
 
 def decode(
@@ -236,8 +254,7 @@ def decode(
         For each side (n, C, H, W) uint8, C = 1 or 3.
     """
     told = Notes() if notes is None else notes
-    if not images.size and len(shape) == 3 and shape[1] == shape[2]:  # all images of the run were of this size
-        images = replace(images, size=shape[1])
+    images = images.for_shape(shape)
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
         each = [[(raw, row) for raw in side for row in range(len(raw.images))] for side in sides]
         items = list(chain(*each))
@@ -440,7 +457,7 @@ def _named(item: _Item, error: Exception, what: str = "image") -> UserError:
     return UserError(f"{where} cannot be decoded ({why[:200]}): replace or remove it")
 
 
-def _sized(image: Image.Image, images: Images) -> Image.Image:
+def _sized(image: Image.Image, images: Images, how: Image.Resampling = Image.Resampling.BILINEAR) -> Image.Image:
     size = images.size
     if not size or image.size == (size, size):
         return image
@@ -449,7 +466,7 @@ def _sized(image: Image.Image, images: Images) -> Image.Image:
         side = min(image.size)
         left, top = (image.width - side) / 2, (image.height - side) / 2
         box = (left, top, left + side, top + side)
-    return image.resize((size, size), Image.Resampling.BILINEAR, box=box)
+    return image.resize((size, size), how, box=box)
 
 
 def _in_channels(image: Image.Image, channels: int, strict: bool) -> Image.Image:

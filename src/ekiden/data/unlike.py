@@ -1,0 +1,157 @@
+"""Name silos that seem to hold something the other way round: labels, colours, pictures; or rounded numbers.
+
+All samples are here, so nothing has to be told. Between machines silos tell no sums from which this could be seen.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import combinations
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ekiden.base.errors import listed, tell
+from ekiden.data.kinds import Table
+from ekiden.data.samples import Dataset
+from ekiden.data.tasks import Classification
+
+_MOST_SILOS, _MOST_CLASSES = 200, 20
+_MOST_VALUES = 512  # of a sample from which labels are foretold
+_ROWS = 20  # from which a silo is compared
+_LOOKED_AT = 2000  # samples of a silo
+_SURE = 5.0  # standard errors of a difference that is not chance
+_AS_LARGE = 0.5  # times as large as elsewhere is a difference with the other sign
+_SIDE = 8  # pixels of a mean picture
+_LEVELS, _NEARER = 6.0, 3.0  # grey levels between mean pictures, and how many times nearer the turned one is
+_DECIMALS, _DIFFERENT = 4, 3  # that are looked for, in at least so many different numbers
+
+_TURNED: Mapping[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "are negatives": (lambda m: m, lambda m: 255 - m),
+    "have red and blue changed places": (lambda m: m[:1] - m[-1:], lambda m: m.flip(0)),
+    "are upside down": (lambda m: m - m.mean((1, 2), keepdim=True), lambda m: m.flip(1)),
+    "are mirrored": (lambda m: m - m.mean((1, 2), keepdim=True), lambda m: m.flip(2)),
+    "are turned by 90 degrees": (lambda m: m - m.mean((1, 2), keepdim=True), lambda m: m.rot90(1, (1, 2))),
+    "are turned by -90 degrees": (lambda m: m - m.mean((1, 2), keepdim=True), lambda m: m.rot90(-1, (1, 2))),
+}
+"""what may be wrong with pictures: what is compared of a mean picture (C, H, W), and what undoes it"""
+
+
+def check_silos(data: Dataset) -> None:
+    """Name silos whose samples seem to be turned round.
+
+    Warns:
+        DataWarning: there is such a silo.
+    """
+    if data.train.group is None or not 1 < len(data.groups) <= _MOST_SILOS:
+        return
+    owner = data.train.group.cpu()
+    rows = {name: (owner == k).nonzero()[:, 0] for k, name in enumerate(data.groups)}
+    rows = {name: at[:: max(1, len(at) // _LOOKED_AT)] for name, at in rows.items() if len(at) >= _ROWS}
+    if len(rows) < 2:
+        return
+    for line in (*_labels(data, rows), *_pictures(data, rows), *_rounded(data, rows)):
+        tell(line)
+
+
+def _labels(data: Dataset, rows: Mapping[str, Tensor]) -> Iterator[str]:
+    """Name two classes that a linear model of the other silos tells apart, but the other way round at a silo."""
+    if not isinstance(data.task, Classification) or not 2 <= len(data.classes) <= _MOST_CLASSES:
+        return
+    values = {name: _values(data, at) for name, at in rows.items()}
+    if any(x is None for x in values.values()):
+        return
+    x = {name: F.pad(v, (0, 1), value=1.0) for name, v in values.items() if v is not None}
+    whole = torch.cat([*x.values()])
+    mean, std = whole.mean(0), whole.std(0)
+    mean[-1], std[std == 0] = 0.0, 1.0
+    x = {name: (v - mean) / std for name, v in x.items()}
+    y = {name: data.train.y[at].cpu() for name, at in rows.items()}
+    sums = {name: (v.T @ v, v.T @ F.one_hot(y[name], len(data.classes)).double()) for name, v in x.items()}
+    squares, products = (torch.stack(each).sum(0) for each in zip(*sums.values(), strict=True))
+    for name, others, shown in _compared([*rows]):
+        own, told = sums[name]
+        ridge = squares - own + len(whole) * 1e-3 * torch.eye(len(own), dtype=torch.float64)
+        weights = torch.linalg.solve(ridge, products - told)
+        here = x[name] @ weights, y[name]
+        there = torch.cat([x[n] @ weights for n in others]), torch.cat([y[n] for n in others])
+        swapped = []
+        for a, b in combinations(range(len(data.classes)), 2):
+            usual, _ = _apart(*there, a, b)
+            apart, sure = _apart(*here, a, b)
+            if apart < -_AS_LARGE * usual < 0 and sure < -_SURE:
+                swapped.append(f"{data.classes[a]!r} and {data.classes[b]!r}")
+        if swapped:
+            yield (
+                f"what tells {listed(swapped)} apart at other silos tells them the other way round at {shown}: check "
+                "that labels were not swapped"
+            )
+
+
+def _compared(silos: list[str]) -> Iterator[tuple[str, list[str], str]]:
+    """Yield each silo, the others, and the silo in words; of two it is open which one is wrong."""
+    for name in silos if len(silos) > 2 else silos[:1]:
+        yield name, [n for n in silos if n != name], name if len(silos) > 2 else " or ".join(silos)
+
+
+def _apart(scores: Tensor, y: Tensor, a: int, b: int) -> tuple[float, float]:
+    """Return how far scores (n, K) put samples of two classes apart: in deviations, and in standard errors."""
+    margin = scores[:, a] - scores[:, b]
+    one, other = margin[y == a], margin[y == b]
+    if min(len(one), len(other)) < _ROWS / 2:
+        return 0.0, 0.0
+    spread = float(((one.var() + other.var()) / 2).sqrt()) or 1e-12
+    apart = float(one.mean() - other.mean()) / spread
+    return apart, apart / (1 / len(one) + 1 / len(other)) ** 0.5
+
+
+def _values(data: Dataset, rows: Tensor) -> Tensor | None:
+    """Return samples as vectors (n, d) float64 from which labels may be foretold; None for other kinds."""
+    x = data.train.x[rows].cpu()
+    if x.ndim == 4 and x.dtype == torch.uint8:
+        return F.adaptive_avg_pool2d(x.double(), _SIDE).flatten(1)
+    if x.dtype == torch.int64 and x.ndim == 2:
+        return torch.zeros(len(x), _MOST_VALUES, dtype=torch.float64).scatter_(1, x % _MOST_VALUES, 1.0)
+    if x.ndim != 2 or x.shape[1] > _MOST_VALUES:
+        return None
+    numbers, table = x.double(), Table.of(data.inputs)
+    parts = [torch.where(numbers.isnan(), numbers.nanmean(0), numbers)[:, : len(table.numeric) or None]]
+    for k, known in enumerate(table.vocabularies, len(table.numeric)):
+        if len(known) < _MOST_CLASSES:
+            parts.append(F.one_hot(x[:, k].long(), len(known) + 1).double())
+    return torch.cat(parts, 1).nan_to_num()
+
+
+def _pictures(data: Dataset, rows: Mapping[str, Tensor]) -> Iterator[str]:
+    """Name silos whose mean picture is much nearer to that of the others if colours or sides change places."""
+    x = data.train.x
+    if x.ndim != 4 or x.dtype != torch.uint8:
+        return
+    mean = {n: F.adaptive_avg_pool2d(x[at].double(), _SIDE).mean(0).cpu() for n, at in rows.items()}
+    for name, others, shown in _compared([*rows]):
+        own, usual = mean[name], torch.stack([mean[n] for n in others]).mean(0)
+        for what, (view, turn) in _TURNED.items():
+            as_is, turned = (float((view(m) - view(usual)).square().mean().sqrt()) for m in (own, turn(own)))
+            if as_is >= _LEVELS and turned * _NEARER <= as_is:
+                yield f"images of {shown} seem as if they {what}, compared with other silos: check how they were made"
+                break
+
+
+def _rounded(data: Dataset, rows: Mapping[str, Tensor]) -> Iterator[str]:
+    """Name columns that have fewer decimals at one silo than at all others."""
+    found, table = list[str](), Table.of(data.inputs)
+    for k, column in enumerate(() if table.scale else table.numeric):
+        each = {name: data.train.x[at, k].cpu() for name, at in rows.items()}
+        decimals = {n: _decimals(v) for n, v in each.items() if len(np.unique(v)) >= _DIFFERENT}
+        least, *usual = sorted(decimals.values()) or [0]
+        if len(usual) > 1:
+            found += [f"column {column!r} at {name}" for name, d in decimals.items() if d == least < usual[0]]
+    if found:
+        yield f"{listed(found)} has fewer decimals than at other silos: check that it was not rounded"
+
+
+def _decimals(values: Tensor) -> int:
+    """Return how many decimals numbers (n,) have."""
+    known = values[~values.isnan()].numpy()
+    fits = (d for d in range(_DECIMALS) if np.allclose(np.round(known, d), known, rtol=1e-9, atol=1e-12))
+    return next(fits, _DECIMALS)

@@ -1,0 +1,159 @@
+"""What a silo holds the other way round, and what data hold twice: each is named, and data without it get no line."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import ekiden
+from ekiden.data import from_tensors, load
+from tests.data.test_silent import said
+
+pytestmark = pytest.mark.usefixtures("no_data")
+Change = Callable[[Any], Any]
+
+
+def table(seed: int, n: int = 120) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    sick = rng.integers(0, 2, n)
+    return {
+        "age": rng.normal(60, 8, n) + 12 * sick,
+        "upper": np.round(rng.normal(130, 12, n), 1),
+        "lower": np.round(rng.normal(80, 8, n), 1),
+        "ward": np.where(rng.random(n) < 0.3 + 0.4 * sick, "a", "b"),
+        "label": np.where(sick == 1, "sick", "well"),
+    }
+
+
+def swapped(rows: dict[str, Any]) -> dict[str, Any]:
+    return rows | {"upper": rows["lower"], "lower": rows["upper"]}
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda rows: rows, ""),
+        (
+            lambda rows: rows | {"label": np.where(rows["label"] == "sick", "well", "sick")},
+            "what tells 'sick' and 'well' apart at other silos tells them the other way round at client-2",
+        ),
+        (lambda rows: rows | {"upper": np.round(rows["upper"])}, "column 'upper' at client-2 has fewer decimals"),
+        (swapped, "column 'upper' and column 'lower' of client-2 seem to have changed places"),
+    ],
+)
+def test_a_silo_with_labels_or_columns_swapped_or_rounded_is_named(change: Change, line: str) -> None:
+    silos: list[Any] = [table(k) for k in range(4)]
+    silos[2] = change(silos[2])
+    found = said(lambda: ekiden.federate(silos))
+    assert line in found if line else not found
+
+
+def pictures(seed: int, change: Change = lambda x: x) -> Any:
+    rng = np.random.default_rng(seed)
+    base = np.array([170, 110, 70])[:, None, None] + 40.0 * (np.arange(8) < 4)[:, None] - 25.0 * (np.arange(8) < 3)
+    x = base + rng.normal(0, 20, (60, 1, 1, 1)) + rng.normal(0, 20, (60, 3, 8, 8))
+    return np.ascontiguousarray(change(x.clip(0, 255))).astype(np.uint8), rng.integers(0, 2, 60)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda x: x, ""),
+        (lambda x: 0.8 * x, ""),
+        (lambda x: x[:, ::-1], "have red and blue changed places"),
+        (lambda x: 255 - x, "are negatives"),
+        (lambda x: x[:, :, ::-1], "are upside down"),
+        (lambda x: x[:, :, :, ::-1], "are mirrored"),
+        (lambda x: np.rot90(x, 1, (2, 3)), "are turned by"),
+    ],
+)
+def test_a_silo_whose_pictures_are_turned_or_of_other_colours_is_named(change: Change, line: str) -> None:
+    found = said(lambda: ekiden.federate([pictures(0), pictures(1), pictures(2, change)]))
+    assert f"images of client-2 seem as if they {line}" in found if line else not found
+    two = said(lambda: ekiden.federate([pictures(0), pictures(2, change)]))
+    assert f"images of client-0 or client-1 seem as if they {line}" in two if line else not two
+
+
+def waves(seed: int, n: int = 40) -> Any:
+    rng = np.random.default_rng(seed)
+    phase, speed = rng.uniform(0, 6, (n, 2, 1)), rng.uniform(0.08, 0.12, (n, 2, 1))
+    return np.float32(np.sin(phase + speed * np.arange(100)) + rng.normal(0, 0.1, (n, 2, 100)))
+
+
+def marked(x: Any) -> Any:
+    x[3:9, 1, 20:25] = -32768 / 200
+    return x
+
+
+def windows(x: Any) -> Any:
+    long = x.transpose(1, 0, 2).reshape(2, -1)
+    return np.stack([long[:, 50 * k : 50 * k + 100] for k in range(40)])
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda x: x, ""),
+        (lambda x: x.clip(-0.5, 0.5), "are at the end of their range (0.5 in channel 0, -0.5 in channel 0"),
+        (marked, "have values far from all others (-163.8 in channel 1)"),
+        (windows, "overlap with those that follow them, so parts of the test are in training"),
+    ],
+)
+def test_clipped_marked_and_overlapping_signals_are_named(change: Change, line: str) -> None:
+    found = said(lambda: from_tensors((change(waves(0)), np.arange(40) % 2)))
+    assert line in found if line else not found
+
+
+def test_columns_that_are_there_twice_and_subjects_that_keep_nothing_together_are_named() -> None:
+    rows = table(0)
+    assert not said(lambda: load(rows | {"patient": np.arange(120)}, subject_column="patient"))
+    found = said(lambda: load(rows | {"age.1": rows["age"], "visit": np.arange(120)}, subject_column="visit"))
+    assert "column 'age' and column 'age.1' of own data are equal in all rows" in found
+    assert "each row of the table has its own value in subject_column visit" in found
+
+
+def test_numbers_in_two_units_and_labels_that_mark_missing_ones_are_named() -> None:
+    rows, light = table(0), np.random.default_rng(0).random(120) < 0.3
+    weight = np.random.default_rng(1).normal(78, 12, 120)
+    found = said(lambda: load(rows | {"weight": np.where(light, 1000 * weight, weight)}))
+    assert "column 'weight' of the table holds numbers from" in found
+    found = said(lambda: load(rows | {"weight": weight, "label": np.arange(120) % 4 - 1}))
+    assert "class '-1' of the table seems to mark missing values" in found
+    assert not said(lambda: load(rows | {"weight": weight, "label": np.arange(120) % 3 - 1}))
+    assert not said(lambda: load(rows | {"month": np.random.default_rng(0).integers(-6, 6, 120)}))
+    hot = {f"c{k}": (np.arange(120) % 3 == k).astype(int) for k in range(3)}
+    found = said(lambda: load({"age": rows["age"]} | hot, label_column=[*hot]))
+    assert "each row of the table has exactly one of the labels 'c0', 'c1', 'c2'" in found
+
+
+def test_samples_that_differ_each_time_they_are_read_are_named() -> None:
+    class Noisy:
+        noise = 1.0
+
+        def __len__(self) -> int:
+            return 30
+
+        def __getitem__(self, index: int) -> Any:
+            torch.manual_seed(index)
+            x = torch.randn(4)
+            torch.seed()
+            return x + self.noise * torch.rand(()), index % 2
+
+    noisy = Noisy()
+    assert "samples of train differ each time they are read" in said(lambda: from_tensors(noisy))
+    noisy.noise = 0.0
+    assert not said(lambda: from_tensors(noisy))
+
+
+def test_class_folders_that_may_be_those_of_patients_are_named(tmp_path: Path) -> None:
+    for k in range(24):
+        folder = tmp_path / ("ill", "well")[k % 2] / f"p{k}"
+        folder.mkdir(parents=True)
+        for row in range(2):
+            pixels = np.random.default_rng(2 * k + row).integers(0, 256, (4, 4))
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{row}.png")
+    assert "are read as classes ('p0'), and no other folder has one of these" in said(lambda: load(str(tmp_path)))
