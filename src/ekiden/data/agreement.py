@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ekiden.base.errors import UserError, counted, listed, nearest, tell
-from ekiden.data import copies, doubts
+from ekiden.data import copies
 from ekiden.data import schema as schemas
 from ekiden.data.kinds import Inputs, Table, from_json, to_json
 from ekiden.data.kinds.tables import encode_again
@@ -334,7 +334,7 @@ def _renamed(counts: Mapping[str, int], other: Mapping[str, str]) -> dict[str, i
 def _check_rows(told: Sequence[ColumnSums]) -> None:
     """Say how many rows several silos hold, and which silos do not tell."""
     tells = {one.silo: one.rows for one in told if one.rows}
-    if len(tells) > 1 and len(told[0].missing) + len(told[0].categories) >= doubts.FEATURES:
+    if len(tells) > 1 and len(told[0].missing) + len(told[0].categories) >= copies.FEATURES:
         for line in copies.rows_of_several(tells):
             tell(line)
     if tells and (silent := [one.silo for one in told if not one.rows]):

@@ -17,13 +17,13 @@ from ekiden.data.holdings import Holding, Source, hold, silo_name
 from ekiden.data.kinds import Images, Inputs, Tokens, of_tensor
 from ekiden.data.kinds.images import sized_masks
 from ekiden.data.samples import Dataset, Samples
+from ekiden.data.seen import SeenData
 from ekiden.data.spelling import check_classes, spelled
 from ekiden.data.targets import refuse_constant, targets
 from ekiden.data.tasks import Classification, LanguageModelling, ScaledTask, Task, scaled
 from ekiden.data.tasks.base import IGNORED
 from ekiden.data.undecoded import Encoding, Raw, composed, owners, subjects, times
 from ekiden.data.units import check_values, some
-from ekiden.data.unlike import check_silos
 
 _Piece: TypeAlias = tuple[Raw, Samples]
 """a part of a source, with its labels and owners; the samples' x is not read yet"""
@@ -196,8 +196,7 @@ def _encoded(
 
 def _doubt(made: Dataset, raws: Sequence[Raw], asked: AskedData, *, given: bool) -> None:
     """Say what may be wrong with the data."""
-    doubts.look(doubts.SeenData(made, raws, asked.reading, unscaled=asked.inputs is None, given=given))
-    check_silos(made)
+    doubts.look(SeenData(made, raws, asked.reading, unscaled=asked.inputs is None, given=given))
     if given:
         check_values({"the training part": made.train.x, "the test part": made.test.x}, made.inputs)
     if (group := made.train.group) is not None and not made.inputs.agreed:  # what silos report of tables comes later

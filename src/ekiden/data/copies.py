@@ -13,6 +13,8 @@ from torch import Tensor
 from ekiden.base.errors import counted, listed
 from ekiden.data.kinds import Inputs
 
+FEATURES = 2
+"""of a sample that is compared; rows of a single number are equal by chance"""
 ROWS_DIFFER = 0.95
 """share of different rows from which equal rows mean something"""
 _IMPROBABLE = 0.01

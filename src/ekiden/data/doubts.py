@@ -3,9 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import chain, combinations, permutations, product
+from itertools import chain, permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +15,15 @@ from torch import Tensor
 from ekiden.base.errors import counted, listed, tell
 from ekiden.base.outside import pa, pc
 from ekiden.data.cells import DATE, garbled, is_text, short
-from ekiden.data.columns import Reading
-from ekiden.data.copies import ROWS_DIFFER, chance, copied, fingerprints, improbable, rows_of_several, twice
-from ekiden.data.kinds import Arrays, Table, Tokens
+from ekiden.data.copies import ROWS_DIFFER, chance, copied, improbable, twice
+from ekiden.data.kinds import Arrays, Tokens
 from ekiden.data.kinds.arrays import SHORTEST
 from ekiden.data.raster import split
-from ekiden.data.samples import Dataset
+from ekiden.data.seen import LARGE, SeenData
 from ekiden.data.spelling import bare_id
-from ekiden.data.tasks import Classification, MultiLabel, Regression, ScaledTask, Segmentation
-from ekiden.data.undecoded import PARTS, Raw
+from ekiden.data.tasks import Classification, MultiLabel, Regression, ScaledTask
+from ekiden.data.undecoded import PARTS
+from ekiden.data.unlike import BETWEEN_OWNERS
 
 _ID = re.compile(
     r"(^|[\W_])((id|ids|uid|uuid|guid|mrn|ssn|pid|patient|person|subject|participant|index|row|record|encounter|admission"
@@ -42,8 +40,6 @@ _MANY = 30  # rows from which nearly as many different values mean something
 _NEARLY = 0.95
 _SMALL = 20  # rows of a group that may be a patient, hardly a hospital
 _SEVERAL = 0.01  # share of test rows that equal a training row
-FEATURES = 2  # of a sample; rows of a single number are equal by chance
-_EXPECTED = 5.0  # samples with a label that a silo without any should have
 _COPIED = 20  # rows from which a column that equals the label is hardly chance
 _AGREES = 0.995  # share of rows in which a feature tells the label
 _MOST_NAMES = 200  # classes whose names are compared
@@ -69,80 +65,6 @@ _PEEK = 512  # rows that are looked at first
 _WORD = re.compile(r"\w+")
 _VALUES = 1 << 24  # of signals that are looked at
 _LEADS = 16  # more channels are hardly leads
-_LARGE = 1 << 28  # bytes of samples that are not compared
-_CROWD = 2_000_000  # samples that are not compared: their prints would need a gigabyte
-
-
-@dataclass(frozen=True)
-class SeenData:
-    """Data in which there may be something wrong.
-
-    Attributes:
-        data: the data set.
-        raws: its parts, undecoded.
-        reading: what columns mean.
-        unscaled: whether silos have not agreed on what samples become.
-        given: whether the test part was given. Otherwise it was drawn at random from all rows.
-    """
-
-    data: Dataset
-    raws: Sequence[Raw]
-    reading: Reading
-    unscaled: bool
-    given: bool
-
-    @property
-    def source(self) -> str:
-        """Return where the samples come from, in words."""
-        return "all silos" if self.data.groups else self.raws[0].source
-
-    @property
-    def names(self) -> Iterator[tuple[str, Sequence[str]]]:
-        """Yield the names of classes and of the categories of each column, each with what they are."""
-        table = Table.of(self.data.inputs)
-        yield "class", self.data.classes if isinstance(self.data.task, Classification) else ()
-        for column, names in zip(table.categorical, table.vocabularies, strict=False):
-            yield f"category of column {column!r}", names
-
-    @cached_property
-    def bare(self) -> tuple[Tensor, Tensor]:
-        """Return which training and test samples (n,) have nothing in them."""
-        train, test = (self.data.inputs.bare(part.x).cpu() for part in (self.data.train, self.data.test))
-        return train, test
-
-    @cached_property
-    def prints(self) -> tuple[list[bytes], list[bytes]] | None:
-        """Return fingerprints of all training and test samples; None if there are too many, or rows of one number.
-
-        Those with nothing in them have fingerprints of their own.
-        """
-        both = (self.data.train.x, self.data.test.x)
-        if sum(x.nbytes for x in both) > _LARGE or sum(map(len, both)) > _CROWD or both[0][0].numel() < FEATURES:
-            return None
-        train, test = (
-            [
-                b"%s %d" % (part, row) if empty else print_
-                for row, (print_, empty) in enumerate(zip(prints, bare.tolist(), strict=True))
-            ]
-            for part, prints, bare in zip(
-                (b"train", b"test"), (fingerprints(x, self.data.inputs, b"") for x in both), self.bare, strict=True
-            )
-        )
-        return train, test
-
-    @property
-    def owned(self) -> dict[str, list[bytes]]:
-        """Return the fingerprints of each natural owner, or of the source; none if there are too many."""
-        if self.prints is None:
-            return {}
-        if not self.data.groups:
-            return {self.source: [*chain(*self.prints)]}
-        found: dict[str, list[bytes]] = {name: [] for name in self.data.groups}
-        for prints, part in zip(self.prints, (self.data.train, self.data.test), strict=True):
-            if part.group is not None:
-                for owner, print_ in zip(part.group.tolist(), prints, strict=True):
-                    found[self.data.groups[owner]].append(print_)
-        return found
 
 
 def look(seen: SeenData) -> None:
@@ -230,7 +152,7 @@ def _copied_labels(seen: SeenData) -> Iterator[str]:
     x, y = dataset.train.x, dataset.train.y
     numbers = isinstance(dataset.task, ScaledTask)
     wanted = isinstance(dataset.task, Classification | MultiLabel) or numbers
-    if not wanted or x.ndim != 2 or not x.is_floating_point() or x.nbytes > _LARGE or len(x) < _COPIED:
+    if not wanted or x.ndim != 2 or not x.is_floating_point() or x.nbytes > LARGE or len(x) < _COPIED:
         return
     values = x.double().cpu().numpy()
     names = dataset.inputs.values_named(x.shape[1])
@@ -306,20 +228,15 @@ def _agreement(column: NDArray[np.float64], label: NDArray[np.float64], numbers:
     return float(share) if share > _AGREES and 1 - share < (1 - guess) / 2 else 0.0
 
 
-def _one_class(seen: SeenData) -> Iterator[str]:
-    """Say that all labels are of one class."""
-    data, first = seen.data, seen.data.train.y[0]
-    if isinstance(data.task, Classification) and all(bool((part.y == first).all()) for part in (data.train, data.test)):
-        yield (
-            f"all labels of {seen.source} are {data.classes[int(first)]!r}: a model learns nothing from one "
-            "class; if other silos hold others, train together with them"
-        )
-
-
 def _rare_labels(seen: SeenData) -> Iterator[str]:
-    """Name classes of one sample, and labels that all samples have, or none."""
+    """Name classes that all samples have, or one, and labels that all have, none, or exactly one of."""
     data, source = seen.data, seen.source
     y = torch.cat([data.train.y, data.test.y])
+    if isinstance(data.task, Classification) and bool((y == y[0]).all()):
+        yield (
+            f"all labels of {source} are {data.classes[int(y[0])]!r}: a model learns nothing from one class; if other "
+            "silos hold others, train together with them"
+        )
     if isinstance(data.task, Classification) and len(y) >= _MANY:
         single = (torch.bincount(y, minlength=len(data.classes)) == 1).nonzero()[:, 0].tolist()
         if single:
@@ -404,7 +321,7 @@ def _telling(texts: Sequence[str], labels: Sequence[str]) -> tuple[str, int, int
     for label, n in Counter(labels).items():
         own = Counter(chain.from_iterable(words for words, named in some if named == label))
         here = sum(named == label for _, named in some)
-        told = [word for word, k in own.items() if min(here, k) >= _NEARLY * max(here, everywhere[word])]
+        told = [word for word in sorted(own) if min(here, own[word]) >= _NEARLY * max(here, everywhere[word])]
         for word in told[:1] if _FEW <= n < len(texts) else ():
             at = [named for text, named in zip(texts, labels, strict=True) if word in _WORD.findall(text.lower())]
             if (rows := at.count(label)) >= _NEARLY * max(n, len(at)):
@@ -437,12 +354,11 @@ def _flat_channels(seen: SeenData) -> Iterator[str]:
 
 def _ends_of_signals(seen: SeenData) -> Iterator[str]:
     """Name channels of which many values lie at the end of their range, or a few far outside the others."""
-    x, groups = seen.data.train.x, seen.data.train.group
+    x = seen.data.train.x
     if x.ndim != 3 or not x.is_floating_point() or x.shape[1] > _LEADS or x.shape[2] < SHORTEST:
         return
-    owners = {seen.source: x} if groups is None else {o: x[groups == k] for k, o in enumerate(seen.data.groups)}
-    for owner, part in owners.items():
-        cut, marked = list[str](), list[str]()
+    for owner, rows in (seen.rows or {seen.source: torch.arange(len(x))}).items():
+        part, cut, marked = x[rows], list[str](), list[str]()
         for (channel, values), sign in product(
             enumerate(part[:: part.numel() // _VALUES + 1].movedim(1, 0).cpu()), (1, -1)
         ):
@@ -527,26 +443,6 @@ def _subjects_written_alike(seen: SeenData) -> Iterator[str]:
             return
 
 
-def _absent_labels(seen: SeenData) -> Iterator[str]:
-    """Name labels, and classes of pixels, that no sample of a silo has, as if nobody had looked for them there."""
-    data, group = seen.data, seen.data.train.group
-    if group is None or not isinstance(data.task, MultiLabel | Segmentation):
-        return
-    y, found = data.train.y, list[str]()
-    for k, name in enumerate(data.classes):
-        has = y[:, k] > 0.5 if y.ndim == 2 else (y == k).flatten(1).any(1)
-        rows = {silo: has[group == place] for place, silo in enumerate(data.groups)}
-        without = [
-            silo for silo, here in rows.items() if not here.any() and len(here) * has.double().mean() >= _EXPECTED
-        ]
-        found += [f"{name!r} (at {listed(without)})"] * bool(without)
-    if found:
-        yield (
-            f"no training sample has the label {listed(found, sign='; ')}, and many at other silos have: check that it "
-            "was looked for there"
-        )
-
-
 def _two_labels(seen: SeenData) -> Iterator[str]:
     """Say how many samples are there again with another class, unless such rows are equal by chance."""
     data = seen.data
@@ -622,36 +518,26 @@ def _one_letter(one: str, other: str) -> bool:
     return letters and (short[at].isalpha() if same else at > 0)
 
 
-def _names_of_files(seen: SeenData) -> Iterator[str]:
-    """Say that files may be named after patients: most share what comes before the last number with a few others."""
-    raws = seen.raws
-    if any(raw.subject is not None or not isinstance(raw.images, list) for raw in raws):
-        return
-    files = dict.fromkeys(split(one)[0] for raw in raws for one in raw.images if isinstance(one, Path))
-    stems = [Path(file.name.removesuffix(".gz")).stem for file in files]
-    found = Counter(m[1] for stem in stems if (m := re.fullmatch(r"(.*\d.*)[ _.-][^ _.-]*", stem)))
-    several = {name: n for name, n in found.items() if n > 1}
-    if len(several) >= _FEW and sum(several.values()) >= _MOST * len(stems):
-        name = next(iter(several))
-        yield (
-            f"{sum(several.values()):,} images of {raws[0].source} have names that begin in {len(several):,} ways, "
-            f"such as {name}: if these are patients, list the files in a table, and name the column of patients by "
-            "--subject-column, so that none is in training and in the test"
-        )
-
-
-def _slices_of_files(seen: SeenData) -> Iterator[str]:
-    """Say that samples are pages or slices of the same files, so that one may be in training and one in the test."""
+def _files_of_patients(seen: SeenData) -> Iterator[str]:
+    """Say that samples are slices of the same files, or that most names of files begin like a few others'."""
     raws = seen.raws
     if any(raw.subject is not None or not isinstance(raw.images, list) for raw in raws):
         return
     files = Counter(split(one)[0] for raw in raws for one in raw.images if isinstance(one, Path))
-    several = [file for file, n in files.items() if n > 1]
-    if several:
-        count, lying = counted(len(several), "file"), sum(files[file] for file in several)
+    if several := {file: n for file, n in files.items() if n > 1}:
+        count, name = counted(len(several), "file"), next(iter(several)).name
         yield (
-            f"{lying:,} images of {raws[0].source} are parts of only {count}, such as {several[0].name}, so one "
+            f"{sum(several.values()):,} images of {raws[0].source} are parts of only {count}, such as {name}, so one "
             "file may be in training and in the test: name the column of patients or files by --subject-column"
+        )
+    stems = [Path(file.name.removesuffix(".gz")).stem for file in files]
+    found = Counter(m[1] for stem in stems if (m := re.fullmatch(r"(.*\d.*)[ _.-][^ _.-]*", stem)))
+    alike = {name: n for name, n in found.items() if n > 1}
+    if len(alike) >= _FEW and sum(alike.values()) >= _MOST * len(stems):
+        yield (
+            f"{sum(alike.values()):,} images of {raws[0].source} have names that begin in {len(alike):,} ways, such as "
+            f"{next(iter(alike))}: if these are patients, list the files in a table, and name the column of patients "
+            "by --subject-column, so that none is in training and in the test"
         )
 
 
@@ -669,23 +555,6 @@ def _small_groups(seen: SeenData) -> Iterator[str]:
             "has rows in training and in the test: if it says whom a row is about (a patient, a device), name it by "
             "--subject-column instead, which keeps all rows of one in one part"
         )
-
-
-def _subjects_of_several(seen: SeenData) -> Iterator[str]:
-    """Say that most subjects of a silo are at another one as well, as if each silo numbered its own."""
-    both = (seen.data.train, seen.data.test)
-    if any(part.subject is None or part.group is None for part in both):
-        return
-    who, at = (torch.cat([getattr(part, name) for part in both]).cpu().numpy() for name in ("subject", "group"))
-    held = {name: {*who[at == k].tolist()} for k, name in enumerate(seen.data.groups[:_MOST_NAMES])}
-    for (one, here), (other, there) in combinations(held.items(), 2):
-        shared, least = len(here & there), min(len(here), len(there))
-        if shared >= _FEW and shared >= least / 2:
-            yield (
-                f"{shared:,} of {least:,} subjects of {one} are also at {other}, and count as the same: if each silo "
-                "numbers its own, put its name before the number"
-            )
-            return
 
 
 def _given_tests(seen: SeenData) -> Iterator[str]:
@@ -751,17 +620,11 @@ def _classes_in_test_only(seen: SeenData) -> Iterator[str]:
         )
 
 
-def _rows_of_groups(seen: SeenData) -> Iterator[str]:
-    """Say how many rows several natural owners have."""
-    if seen.data.groups:
-        yield from rows_of_several(seen.owned, chance(seen.data.train.x))
-
-
 _DOUBTS = (
-    *(_ids, _splits, _one_class, _rare_labels, _copied_labels, _two_labels, _equal_columns, _times_without_events),
-    *(_names_of_missing, _nearly_alike, _slices_of_files, _names_of_files, _small_groups, _given_tests, _rows_in_both),
-    *(_classes_in_test_only, _rows_of_groups, _bare_samples, _odd_texts, _absent_labels, _subjects_of_several),
-    *(_told_by_words, _same_samples, _flat_channels, _ends_of_signals, _windows, _joined_names, _lone_subjects),
-    _subjects_written_alike,
+    *(_ids, _splits, _rare_labels, _copied_labels, _two_labels, _equal_columns, _times_without_events),
+    *(_names_of_missing, _nearly_alike, _files_of_patients, _small_groups, _given_tests, _rows_in_both),
+    *(_classes_in_test_only, _bare_samples, _odd_texts, _told_by_words, _same_samples, _flat_channels),
+    *(_ends_of_signals, _windows, _joined_names, _lone_subjects, _subjects_written_alike),
+    *BETWEEN_OWNERS,
 )
 """what is looked for; each yields a line for what it finds"""

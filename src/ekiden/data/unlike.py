@@ -1,6 +1,7 @@
-"""Name silos that seem to hold something the other way round: labels, colours, pictures; or rounded numbers.
+"""Doubts about natural owners: what they share or lack, or hold the other way round: labels, colours, pictures.
 
-All samples are here, so nothing has to be told. Between machines silos tell no sums from which this could be seen.
+All samples are here, so nothing has to be told. Between machines silos tell no sums from which most of this could be
+seen.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -11,12 +12,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ekiden.base.errors import listed, tell
+from ekiden.base.errors import listed
+from ekiden.data.copies import chance, rows_of_several
 from ekiden.data.kinds import Table
 from ekiden.data.samples import Dataset
-from ekiden.data.tasks import Classification
+from ekiden.data.seen import SeenData
+from ekiden.data.tasks import Classification, MultiLabel, Segmentation
 
 _MOST_SILOS, _MOST_CLASSES = 200, 20
+_EXPECTED = 5.0  # samples with a label that a silo without any should have
+_SUBJECTS = 10  # that two silos share
 _MOST_VALUES = 512  # of a sample from which labels are foretold
 _ROWS = 20  # from which a silo is compared
 _LOOKED_AT = 2000  # samples of a silo
@@ -37,26 +42,16 @@ _TURNED: Mapping[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tenso
 """what may be wrong with pictures: what is compared of a mean picture (C, H, W), and what undoes it"""
 
 
-def check_silos(data: Dataset) -> None:
-    """Name silos whose samples seem to be turned round.
-
-    Warns:
-        DataWarning: there is such a silo.
-    """
-    if data.train.group is None or not 1 < len(data.groups) <= _MOST_SILOS:
-        return
-    owner = data.train.group.cpu()
-    rows = {name: (owner == k).nonzero()[:, 0] for k, name in enumerate(data.groups)}
-    rows = {name: at[:: max(1, len(at) // _LOOKED_AT)] for name, at in rows.items() if len(at) >= _ROWS}
-    if len(rows) < 2:
-        return
-    for line in (*_labels(data, rows), *_pictures(data, rows), *_rounded(data, rows)):
-        tell(line)
+def _compared_rows(seen: SeenData) -> dict[str, Tensor]:
+    """Return rows of each silo with enough of them; none if there is nothing to compare."""
+    rows = {o: at[:: max(1, len(at) // _LOOKED_AT)] for o, at in seen.rows.items() if len(at) >= _ROWS}
+    return rows if 1 < len(rows) <= _MOST_SILOS else {}
 
 
-def _labels(data: Dataset, rows: Mapping[str, Tensor]) -> Iterator[str]:
+def _swapped_labels(seen: SeenData) -> Iterator[str]:
     """Name two classes that a linear model of the other silos tells apart, but the other way round at a silo."""
-    if not isinstance(data.task, Classification) or not 2 <= len(data.classes) <= _MOST_CLASSES:
+    data, rows = seen.data, _compared_rows(seen)
+    if not isinstance(data.task, Classification) or not 2 <= len(data.classes) <= _MOST_CLASSES or not rows:
         return
     values = {name: _values(data, at) for name, at in rows.items()}
     if any(x is None for x in values.values()):
@@ -122,23 +117,26 @@ def _values(data: Dataset, rows: Tensor) -> Tensor | None:
     return torch.cat(parts, 1).nan_to_num()
 
 
-def _pictures(data: Dataset, rows: Mapping[str, Tensor]) -> Iterator[str]:
+def _turned_pictures(seen: SeenData) -> Iterator[str]:
     """Name silos whose mean picture is much nearer to that of the others if colours or sides change places."""
-    x = data.train.x
+    x, rows = seen.data.train.x, _compared_rows(seen)
     if x.ndim != 4 or x.dtype != torch.uint8:
         return
-    mean = {n: F.adaptive_avg_pool2d(x[at].double(), _SIDE).mean(0).cpu() for n, at in rows.items()}
+    small = {name: F.adaptive_avg_pool2d(x[at].double(), _SIDE).cpu() for name, at in rows.items()}
+    mean = {name: each.mean(0) for name, each in small.items()}
     for name, others, shown in _compared([*rows]):
         own, usual = mean[name], torch.stack([mean[n] for n in others]).mean(0)
+        chance = _SURE * float((small[name].var(0).mean() / len(small[name])).sqrt())
         for what, (view, turn) in _TURNED.items():
             as_is, turned = (float((view(m) - view(usual)).square().mean().sqrt()) for m in (own, turn(own)))
-            if as_is >= _LEVELS and turned * _NEARER <= as_is:
+            if as_is >= max(_LEVELS, chance) and turned * _NEARER <= as_is:
                 yield f"images of {shown} seem as if they {what}, compared with other silos: check how they were made"
                 break
 
 
-def _rounded(data: Dataset, rows: Mapping[str, Tensor]) -> Iterator[str]:
+def _rounded(seen: SeenData) -> Iterator[str]:
     """Name columns that have fewer decimals at one silo than at all others."""
+    data, rows = seen.data, _compared_rows(seen)
     found, table = list[str](), Table.of(data.inputs)
     for k, column in enumerate(() if table.scale else table.numeric):
         each = {name: data.train.x[at, k].cpu() for name, at in rows.items()}
@@ -155,3 +153,48 @@ def _decimals(values: Tensor) -> int:
     known = values[~values.isnan()].numpy()
     fits = (d for d in range(_DECIMALS) if np.allclose(np.round(known, d), known, rtol=1e-9, atol=1e-12))
     return next(fits, _DECIMALS)
+
+
+def _absent_labels(seen: SeenData) -> Iterator[str]:
+    """Name labels, and classes of pixels, that no sample of a silo has, as if nobody had looked for them there."""
+    data = seen.data
+    if not seen.rows or not isinstance(data.task, MultiLabel | Segmentation):
+        return
+    y, found = data.train.y, list[str]()
+    for k, name in enumerate(data.classes):
+        has = y[:, k] > 0.5 if y.ndim == 2 else (y == k).flatten(1).any(1)
+        rare = has.double().mean()
+        without = [silo for silo, at in seen.rows.items() if not has[at].any() and len(at) * rare >= _EXPECTED]
+        found += [f"{name!r} (at {listed(without)})"] * bool(without)
+    if found:
+        yield (
+            f"no training sample has the label {listed(found, sign='; ')}, and many at other silos have: check that it "
+            "was looked for there"
+        )
+
+
+def _subjects_of_several(seen: SeenData) -> Iterator[str]:
+    """Say that most subjects of a silo are at another one as well, as if each silo numbered its own."""
+    both = (seen.data.train, seen.data.test)
+    if any(part.subject is None or part.group is None for part in both):
+        return
+    who, at = (torch.cat([getattr(part, name) for part in both]).cpu().numpy() for name in ("subject", "group"))
+    held = {name: {*who[at == k].tolist()} for k, name in enumerate(seen.data.groups[:_MOST_SILOS])}
+    for (one, here), (other, there) in combinations(held.items(), 2):
+        shared, least = len(here & there), min(len(here), len(there))
+        if shared >= _SUBJECTS and shared >= least / 2:
+            yield (
+                f"{shared:,} of {least:,} subjects of {one} are also at {other}, and count as the same: if each silo "
+                "numbers its own, put its name before the number"
+            )
+            return
+
+
+def _shared_rows(seen: SeenData) -> Iterator[str]:
+    """Say how many rows several natural owners have."""
+    if seen.data.groups:
+        yield from rows_of_several(seen.owned, chance(seen.data.train.x))
+
+
+BETWEEN_OWNERS = (_shared_rows, _absent_labels, _subjects_of_several, _swapped_labels, _turned_pictures, _rounded)
+"""what is looked for; each yields a line for what it finds"""
