@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 from sklearn import metrics as sk
+from sklearn.calibration import calibration_curve
 from torch import Tensor
 
 from ekiden import UserError
@@ -113,6 +114,16 @@ def test_scores_of_two_even_classes_are_told_to_a_thousandth(spread: float) -> N
     assert found.values["average_precision"] == pytest.approx(sk.average_precision_score(y, p), abs=1e-3)
 
 
+def test_the_curve_of_the_calibration_is_that_of_scikit_learn() -> None:
+    """Its tenths have as many samples, up to samples of one bin."""
+    p, y = skewed(10_000, 2, 0.2)
+    shares, scores = calibration_curve(y, p, n_bins=10, strategy="quantile")
+    rows = np.array(figures(*counted(two_classes(p, y)), Wanted(bootstrap=False)).calibration)
+    assert rows[:, 0] == pytest.approx(1000, abs=40)
+    assert rows[:, 1] == pytest.approx(scores, abs=1e-3)
+    assert rows[:, 2] == pytest.approx(shares, abs=0.01)
+
+
 def test_counts_of_silos_add_up_to_those_of_all() -> None:
     p, y = skewed(600, 7)
     s = two_classes(p, y)
@@ -190,6 +201,9 @@ def test_places() -> None:
     found = told(s)
     assert found.values == pytest.approx(s.metrics() | {"loss": s.mean_loss()}, abs=1e-6)
     assert [list(row) for row in found.confusion] == s.confusion()
+    there, answers = y[y != IGNORED], logits.argmax(1)[y != IGNORED]
+    assert found.values["miou"] == pytest.approx(sk.jaccard_score(there, answers, average="macro"))
+    assert found.values["dice"] == pytest.approx(sk.f1_score(there, answers, average="macro"))
     texts, outputs = torch.randint(5, (40, 7), generator=draw), torch.randn(40, 7, 5, generator=draw)
     t = Scores(tokens, 5, texts, tokens.answers(outputs, full=True), tokens.loss(outputs, texts))
     assert told(t).values == pytest.approx(t.metrics() | {"loss": t.mean_loss()}, rel=1e-5)

@@ -89,7 +89,7 @@ _COST = (
 )
 _CURVES = "Lines are means over the seeds, bands one standard deviation; the large mark is the end of the run."
 _FAILS = "Where it fails: clients, domains, classes, subgroups"
-_GROUPS = "The first seed of each method. `ekiden evaluate RUN --by COLUMN` adds tables of subgroups."
+_GROUPS = "The first seed of each method. The command ekiden evaluate RUN --by COLUMN adds tables of subgroups."
 _DATA = "Training and validation samples of each class at each client; a larger mark means more."
 _FORGETTING = (
     "Accuracy on every client's test data after each hop. Mean forgetting: how far the accuracy at the end is below "
