@@ -326,6 +326,10 @@ def predict(
 ) -> list[dict[str, Any]] | int:
     """Return the predictions of a run's model, a row for each sample; or write them, and return how many they are.
 
+    The columns are `file` (not of a frame); `row`, if a file holds several samples; `prediction`, the name of the
+    class, and `probability_NAME` for each class. `ekiden.serving.predictions.Answers` describes those of other tasks.
+    If a sample cannot be read, nothing is written.
+
     Args:
         run: the run folder, or its model.
         source: what the model takes: a path or a list of paths (images and folders of them, tables, texts, arrays), a
@@ -339,10 +343,6 @@ def predict(
         baseline: the hazard from which it follows; by default the model's own. `Result.baseline` makes one from rows.
         network: as in `ekiden.load_model`.
         overwrite: whether a file that is there is replaced.
-
-    Returns:
-        Rows with `file` (not of a frame), `row`, `prediction` and the other columns of `ekiden predict`; with `out` the
-        number of samples.
 
     Raises:
         UserError: a file is broken or does not fit the model, or the output cannot be written.
@@ -377,17 +377,25 @@ def export(
 ) -> Path:
     """Write the model of a run for other software, or the metrics of runs as one table; return what was written.
 
+    The exported model takes any number of raw samples at a time and scales them itself: pixels, tokens, arrays, or the
+    columns of a table with its missing numbers and categories. It gives logits, or the numbers of a regression in their
+    unit. Its outputs must equal those of `ekiden.load_model` on raw samples of the run's test data (made-up ones if
+    these are not available) to 1e-4 plus 0.1 %; otherwise nothing is written. Numbers of a regression are compared in
+    standard deviations. The files contain no samples.
+
     Args:
         folders: the run folder; for metrics run folders and sweep folders.
         out: file or folder to write.
-        to: onnx, pt2 or hf for the model; parquet, csv or tensorboard for metrics; by default what the suffix of `out`
-            says.
+        to: of the model onnx (a file with class names in its metadata), pt2 (a program of `torch.export`, which
+            replaces TorchScript) or hf (a folder with config.json, model.safetensors, model.pt2 and a model card; and
+            where the network's body is one of transformers, that body in backbone/, for `AutoModel.from_pretrained`).
+            Of metrics parquet, csv or tensorboard. By default what the suffix of `out` says.
         client: name of a client whose personal model is written.
         network: as in `ekiden.load_model`.
         overwrite: whether a model that is there is replaced.
 
     Raises:
-        UserError: the format is not known, or the model cannot be written in it.
+        UserError: the format is not known, the model cannot be written in it or then gives other outputs.
     """
     form, paths, place = to or Path(out).suffix.removeprefix("."), _paths(folders), Path(out)
     if not form:
@@ -427,7 +435,7 @@ def audit(
 
 
 def card(folder: Folder) -> str:
-    """Return a model card in Markdown, as `ekiden card` prints it.
+    """Return a model card in Markdown, as `ekiden card` prints it: of the data only counts, shapes and names.
 
     Raises:
         UserError: it is not a run folder.

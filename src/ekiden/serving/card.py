@@ -33,11 +33,7 @@ _MOST = 100  # silos that are listed individually
 
 
 def card(result: Result) -> str:
-    """Return the card of a run in Markdown. About the data it has only counts, shapes, and names of classes and silos.
-
-    Args:
-        result: from `ekiden.open_run`.
-    """
+    """Return the card of a run in Markdown. Of the data it has only counts, shapes, and names of classes and silos."""
     config = result.config
     task = task_in(config)
     name, data = outside.short(config["recipe"]["method"]), _short(config["dataset"])

@@ -248,27 +248,7 @@ def export(
     network: ModelSource | None = None,
     overwrite: bool = False,
 ) -> Exported:
-    """Write the model of a run for other software.
-
-    The exported model takes any number of raw samples at a time and scales them itself: pixels, tokens, arrays, or the
-    columns of a table with its missing numbers and categories; see `takes`. It gives logits, or the numbers of a
-    regression in their unit. Its outputs must equal those of `ekiden.load_model` on raw samples of the run's test data
-    (made-up ones if these are not available) to 1e-4 plus 0.1 %; otherwise nothing is written. Numbers of a regression
-    are compared in standard deviations. The files contain no samples.
-
-    Args:
-        folder: the run folder.
-        to: onnx: an ONNX file, class names in its metadata. pt2: a program of `torch.export`, which replaces
-            TorchScript. hf: a folder with config.json, model.safetensors, model.pt2 and a model card; and where the
-            network's body is one of transformers, that body in backbone/, for `AutoModel.from_pretrained`.
-        path: the file or folder to write.
-        client: name of a client whose personal model is wanted instead of the global one.
-        network: as in `ekiden.load_model`.
-        overwrite: replace an existing file, or a folder that an export wrote.
-
-    Raises:
-        UserError: the model cannot be exported, the exported model gives other outputs, or the file cannot be written.
-    """
+    """Write the model of a run for other software; see `ekiden.export`."""
     run, path = Path(folder), Path(path)
     _check_format(to)
     _check_target(path, to, overwrite)

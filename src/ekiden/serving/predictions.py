@@ -132,13 +132,10 @@ def _is_ours(folder: Path) -> bool:
 
 
 def write_masks(model: LoadedModel, batches: Iterable[Batch], out: Path) -> int:
-    """Write a PNG for each image, whose pixel values are the numbers of the classes, and `masks.csv`.
+    """Write a PNG for each image, with the numbers of the classes as pixels, and `masks.csv`; return how many.
 
     Masks have the size at which the model sees images. The table has `file`, `row`, `mask` (the name of the PNG), and
     `share_NAME`, the share of the pixels that belong to each class. The folder appears only when everything is done.
-
-    Returns:
-        The number of images.
     """
     if len(model.classes) > _MOST:
         raise UserError(f"a mask as PNG has at most {_MOST} classes, but the model has {len(model.classes)}")
@@ -205,27 +202,7 @@ def predict(
     at: Sequence[float] = (),
     baseline: Baseline | None = None,
 ) -> int:
-    """Write the model's prediction for each sample.
-
-    The columns are `file`; `row`, if a file holds several samples; `prediction`, the name of the class, and
-    `probability_NAME` for each class. `Answers` describes those of other tasks. Segmentation writes a folder of masks;
-    see `write_masks`. If a sample cannot be read, nothing is written.
-
-    Args:
-        model: from `ekiden.load_model`.
-        source: a list of images, folders of images, Parquet or CSV files, arrays, as the model takes them; or a frame
-            or a dict of columns, whose rows have no `file`.
-        out: a .parquet or .csv file; "-" for CSV to the standard output; for segmentation a folder.
-        column: the column of tables with the images or texts; in files with several arrays, the array of samples.
-        overwrite: whether a file of this name is replaced.
-        threshold: of two classes, the probability from which on a sample is of the second one; None: the one that was
-            chosen by `ekiden evaluate --calibrate`, or 1/2.
-        at: of times and events: times at which survival is told, in columns `survival_TIME`.
-        baseline: the hazard from which it follows; by default the model's own. `Result.baseline` makes one from rows.
-
-    Returns:
-        The number of samples.
-    """
+    """Write the model's prediction for each sample, and return their number; see `ekiden.predict`."""
     answers = _answers(model, threshold, at, baseline)
     if isinstance(model.task, Segmentation):
         check_mask_folder(out, overwrite)

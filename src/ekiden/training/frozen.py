@@ -104,15 +104,12 @@ class Source(Protocol):
 
 
 def fix(module: nn.Module) -> nn.Module:
-    """Turn everything in `module` that needs no gradient into constants of it, in place.
+    """Turn everything in `module` that needs no gradient into constants of it, in place; return the module.
 
     A frozen parameter becomes a buffer that is not persistent: `state_dict`, `parameters` and `Network` leave it out,
     and copies keep it. A part all of whose parameters are frozen stays in evaluation mode, with its running statistics.
     It is run only once for a sample, unless samples are augmented. Modules without frozen parameters or constants
     do not change.
-
-    Returns:
-        The same module.
     """
     frozen = {id(p) for p in module.parameters() if not p.requires_grad} | {id(t) for _, t in fixed(module)}
     if not frozen:

@@ -27,11 +27,7 @@ def is_name(name: str) -> bool:
 
 
 def generate(private: Path) -> Path:
-    """Make a key pair (P-384); the private key is readable by its owner only.
-
-    Returns:
-        The public key's file, next to the private one.
-    """
+    """Make a key pair (P-384), the private key readable by its owner only; return the file of the public one."""
     ec, serialization, _, _ = _cryptography()
     public = private.with_name(private.name + ".pub")
     key = ec.generate_private_key(ec.SECP384R1())
