@@ -381,9 +381,7 @@ def names_of(table: Any, name: str, source: str, cells: Cells) -> NDArray[Any]:
     """Return groups or domains: integers or names. Whole numbers that are stored as floats count as integers."""
     column = table[name]
     if pa.types.is_integer(column.type) and not column.null_count:
-        return np.array(
-            column.to_numpy(), dtype=np.int64
-        )  # a copy, as Arrow's memory is read-only; the file may name them
+        return np.array(column.to_numpy(), dtype=np.int64)  # a copy, as Arrow's memory is read-only
     names = cells.names(name)
     if names.null_count:
         row = names.is_null().to_pylist().index(True)

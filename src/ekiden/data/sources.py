@@ -350,12 +350,8 @@ def _digits() -> tuple[Iterable[str], Callable[[], list[Holding]]]:
         from sklearn.datasets import load_digits  # noqa: PLC0415
 
         digits = load_digits()
-        images = np.rint(digits.images * (255 / 16)).astype(np.uint8)
-        return [
-            Holding(
-                "", Raw("digits", [Image.fromarray(i) for i in images], digits.target.astype(np.int64), kind=Images)
-            )
-        ]
+        images = [Image.fromarray(i) for i in np.rint(digits.images * (255 / 16)).astype(np.uint8)]
+        return [Holding("", Raw("digits", images, digits.target.astype(np.int64), kind=Images))]
 
     return [version("scikit-learn")], held  # importing it takes seconds
 

@@ -19,6 +19,7 @@ from ekiden.base.errors import UserError, listed, tell
 from ekiden.base.outside import pa, pc
 from ekiden.data.cells import garbled, is_text
 from ekiden.data.kinds import Inputs, Table
+from ekiden.data.moments import counted_together
 from ekiden.data.undecoded import Raw, natural
 
 Spelling = Literal["", "merge", "keep"]
@@ -65,10 +66,8 @@ def spellings(names: Mapping[str, Mapping[str, int]], column: str = "") -> list[
     Returns:
         For each name that is written in several ways, the spellings, the commonest first, each with its silos.
     """
-    rows: Counter[str] = Counter()
-    silos: dict[str, list[str]] = {}
+    rows, silos = counted_together([*names.values()]), dict[str, list[str]]()
     for silo, found in names.items():
-        rows.update(found)
         for name in found:
             silos.setdefault(name, []).append(silo)
     alike: dict[str, list[str]] = {}
@@ -103,9 +102,7 @@ def _pairs(names: Mapping[str, Mapping[str, Mapping[str, int]]]) -> str:
 
 def merging(names: Mapping[str, Mapping[str, int]], known: Sequence[str] = (), column: str = "") -> dict[str, str]:
     """Return the spelling to use for each name that is written in another way: a known one, or else the commonest."""
-    rows: Counter[str] = Counter()
-    for found in names.values():
-        rows.update(found)
+    rows = counted_together([*names.values()])
     keys = _folded_ids(names) if column == _SUBJECTS else folded({*rows, *known})
     wanted = {keys[name]: name for name in reversed(known)}
     for name in sorted(rows, key=lambda n: (-rows[n], natural(n))):
