@@ -425,6 +425,21 @@ def test_colluding_silos_read_no_image_from_sums_of_seeded_features(tmp_path: Pa
         assert not least or int(counts[counts > 0].min()) >= least
 
 
+@pytest.mark.parametrize(("mean", "std"), [(0.5, 1e-30), (1e-3, 1.0), (0.0, 1.0 + 1e-6), (1e30, 1.0)])
+def test_a_coordinator_that_scales_images_otherwise_gets_no_sums(mean: float, std: float, tmp_path: Path) -> None:
+    """It moves thresholds, at which images become features, past single samples: sums before and after show these."""
+    file = silo_file(tmp_path, NAMES[1], '[limits]\nmethods = ["fedgram"]\n', trusting=False)
+    method = FedGram(width=130, dictionary="seed", min_active=10)
+    agreed = replace(TERMS, recipe=replace(TERMS.recipe, method=method), mean=(mean,), std=(std,))
+    arguments = wire.encode((INITIAL, None, None))
+    asked = pack(Ask("task", agreed.text(), task="add", length=len(arguments), eager=True), (arguments, b""))
+    assert (
+        "client-1 scales its samples by ((0.0,), (1.0,)), the run by"
+        in unpack(Silo(file).answer(asked), Answer)[0].error
+    )
+    assert not list(file.folder.glob("runs/*")) + list(file.folder.glob("summed/*"))
+
+
 def span_of(noted: Totals) -> Tensor:
     """(D, r) directions in which the features of the victim's samples lie."""
     assert noted.sums is not None

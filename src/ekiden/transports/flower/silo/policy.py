@@ -197,6 +197,10 @@ def check_data(file: SiloFile, agreed: Agreement, held: Held) -> None:
     ):
         if here != there:
             raise UserError(f"{file.name} holds {what} {here}, the run is for {there}")
+    own = (tuple(map(float, dataset.mean)), tuple(map(float, dataset.std)))
+    if own != (agreed.mean, agreed.std) and not agreed.measures:
+        # Features of values near a threshold are those of single samples, and a scaling moves all thresholds.
+        raise UserError(f"{file.name} scales its samples by {own}, the run by {(agreed.mean, agreed.std)}: refused")
     if file.schema != agreed.schema:
         raise UserError(f"{file.name} has another study schema than the run: use the same in [data] of all silos")
     task = replace(dataset.task, metric=agreed.labels.metric)
