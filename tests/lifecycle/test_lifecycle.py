@@ -37,7 +37,7 @@ METHODS: dict[str, Method] = {
 }
 FLAGS = {"fedseq": ["--epochs", "4"], "fedavg": ["--rounds", "2", "--epochs", "2"], "fedgram": []}
 """the same for the command line"""
-FAR = METHODS | {"fedgram": FedGram(dictionary="seed", min_active=10)}  # silos want it
+FAR = METHODS | {"fedgram": FedGram(width=40, dictionary="seed", min_active=10)}  # silos of 44 samples want it
 TEST = 3 * ROWS // 5
 RESULTS = ("model.safetensors", "metrics.jsonl", "ledger.jsonl")
 

@@ -337,7 +337,9 @@ def test_nobody_chooses_the_features_unless_a_silo_trusts_it(
 
 def test_the_second_silo_of_fedran_finds_the_training_samples_of_the_first(tmp_path: Path) -> None:
     """Nothing is masked, so a chain needs a line in the silos' files: samples lie in the span of the directions."""
-    files, public = with_keys(tmp_path, NAMES, '[allow.fedran]\ntopology = ["chain"]\n', trusting=False)
+    files, public = with_keys(
+        tmp_path, NAMES, '[allow.fedran]\ntopology = ["chain"]\n[limits]\nmin_active = 0\n', trusting=False
+    )
     noted: list[tuple[FedRAN, Any, Tensor]] = []
     joined = FedRAN.joined
 
@@ -449,11 +451,25 @@ def span_of(noted: Totals) -> Tensor:
     return found
 
 
+def test_sums_of_more_features_than_samples_are_refused(tmp_path: Path) -> None:
+    """Samples of rare classes are in no sums, so they do not count; the sums of FedKrylov are of few directions."""
+    files, public = with_keys(tmp_path, NAMES, trusting=False)
+    counts = [mine(name)[1].train.class_counts(10) for name in NAMES]
+    few = min(int(each[each >= 10].sum()) for each in counts)
+    for width in (200, few + 1):
+        with pytest.raises(UserError, match=f"sums of {width} features show the 1.. training samples of client-"):
+            far(FedGram(width=width, **SAFE), FakeNodes(files), tmp_path / str(width), public)
+        assert not list(tmp_path.glob(f"{NAMES[2]}-silo/summed/*")), "the smallest noted nothing"
+    far(FedGram(width=few, **SAFE), FakeNodes(files), tmp_path / "run", public)
+    far(FedKrylov(width=400, sums="whole", **SAFE), FakeNodes(files), tmp_path / "krylov", public)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1600, 128])
 def test_all_other_silos_read_images_from_sums_of_more_features_than_samples(width: int, tmp_path: Path) -> None:
-    """By default, too. From noise they search images whose features lie in the span; with few features all do."""
-    files, public = with_keys(tmp_path, NAMES, trusting=False)
+    """Where a file allows it. From noise they search images with features in the span; with few features all are."""
+    allowing = "[limits]\nmin_active = 0\n"
+    files, public = with_keys(tmp_path, NAMES, allowing, trusting=False)
     noted, networks, solved = Totals(), list[Any](), FedGram.solved
 
     def last(patch: pytest.MonkeyPatch) -> None:

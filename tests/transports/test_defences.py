@@ -126,8 +126,8 @@ DEFENCES = {
     ),
     "rare classes are left out": (
         "methods/exact/blocks/fixed_features.py",
-        "part.class_counts(client.classes)[part.y] >= self.min_active",
-        "part.class_counts(client.classes)[part.y] >= 0",
+        "part.class_counts(classes)[part.y] >= self.min_active",
+        "part.class_counts(classes)[part.y] >= 0",
         f"{CRAFTED}::test_colluding_silos_read_no_image_from_sums_of_seeded_features",
     ),
     "sums have noise": (

@@ -176,7 +176,8 @@ def test_noise_that_many_runs_average_away_is_refused_without_a_bound(tmp_path: 
     drawn = [Draw(Noise(bytes([run]) * 32)).gaussian(sigma, 128) for run in range(100)]
     seen = exact + torch.stack(drawn).double().mean(0)
     assert float(torch.corrcoef(torch.stack([exact[:64], seen[:64]]))[0, 1]) > 0.8
-    agreed = replace(terms(METHOD), recipe=replace(TERMS.recipe, method=METHOD, dp="epsilon=1e6"))
+    method = replace(METHOD, min_active=10)
+    agreed = replace(terms(method), recipe=replace(TERMS.recipe, method=method, dp="epsilon=1e6"))
     allowing = '[limits]\nmethods = ["fedgram"]\n'
     unbounded = silo_file(tmp_path, "client-0", allowing, trusting=False)
     assert "gives them only if it bounds them over all runs: set limits.epsilon" in said(unbounded, add(agreed))

@@ -20,11 +20,11 @@ def test_a_model_is_measured_by_the_subgroups_that_were_named(
 
     asked: dict[str, Any] = {}
     monkeypatch.setattr(session, "evaluate", lambda *about, **more: asked.update(more))
-    monkeypatch.setattr(remote_plan, "from_json", lambda values: SimpleNamespace(names=("a", "b")))
+    monkeypatch.setattr(remote_plan, "from_json", lambda values: SimpleNamespace(names=("a", "b"), data=""))
     config = {"plan": "{}", "keys": "{}", "link": "{}", "measures": "run", "folder": str(tmp_path), "validation": False}
     context = SimpleNamespace(run_config={**config, "by": text, "at": "[[365.0, 0.5]]", "weights": ""}, run_id=1)
     server_app.main(SimpleNamespace(), context)
-    assert asked == {"validation": False, "by": by, "at": {365.0: 0.5}, "weights": None}
+    assert asked == {"validation": False, "by": by, "at": {365.0: 0.5}, "weights": None, "data": ""}
 
 
 def test_the_app_declares_what_a_run_sets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -117,6 +117,10 @@ class FedCOF(FixedFeatures):
         """Labels must be classes."""
         return True
 
+    def spanned(self, width: int, outputs: int) -> int:
+        """G means of each class, each of `min_active` samples; see `FixedFeatures`."""
+        return min(width, self.groups * outputs)
+
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Yield one state."""
         if s.step == 0:

@@ -438,10 +438,17 @@ class FixedFeatures(Method):
 
     def summed(self, client: Client, *, held_out: bool = False) -> Subset:
         """Return the training or validation samples of a client whose sums leave; see `min_active`."""
-        part = client.data.val if held_out else client.data.train
-        if not self.min_active or not isinstance(client.task, Classification):
+        return self.often_enough(client.data.val if held_out else client.data.train, client.classes, client.task)
+
+    def often_enough(self, part: Subset, classes: int, task: Task) -> Subset:
+        """Return the samples of classes with `min_active` samples or more."""
+        if not self.min_active or not isinstance(task, Classification):
             return part
-        return Subset(part.samples, part.rows[part.class_counts(client.classes)[part.y] >= self.min_active])
+        return Subset(part.samples, part.rows[part.class_counts(classes)[part.y] >= self.min_active])
+
+    def spanned(self, width: int, outputs: int) -> int:
+        """Return in how many directions, of D features, sums describe samples; fewer samples lie in their span."""
+        return width
 
     def held(self, client: Client, features: WholeFeatures) -> tuple[Tensor, Tensor]:
         """Return features (n, D) and labels (n,) of a client's samples on the CPU, as far as they may leave."""

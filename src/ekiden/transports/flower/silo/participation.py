@@ -260,6 +260,7 @@ def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
     worker = Worker(setup, {file.name: client}, watch, file.limits.epochs, network)
     if first:
         check_model(worker, FederatedData(dataset, (client,)))
+        policy.check_span(file, terms, client, network)
         policy.check_differences(file, terms, client)
     admission.bind()
     data = custody.fingerprint(client, custody.kept_salt(admission.folder))

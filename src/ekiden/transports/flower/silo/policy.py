@@ -22,7 +22,7 @@ from ekiden.engine.wire import SERVER, Ref
 from ekiden.engine.worker import Setup
 from ekiden.methods import GLM, LAP, DeepAFL, Trees
 from ekiden.methods.blocks.secure import SecureMethod
-from ekiden.methods.exact.blocks.fixed_features import FixedFeatures
+from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_of
 from ekiden.training import frozen
 from ekiden.training.network import on_meta
 from ekiden.transports.flower.silo import budget, differences
@@ -141,6 +141,20 @@ def check_differences(file: SiloFile, agreed: Agreement, client: ClientData) -> 
         isinstance(method, (FixedFeatures, Trees, GLM, DeepAFL)) or method.title().endswith(LAP)
     ):
         differences.note_rows(file.folder, client.train, "training", limits.min_active)
+
+
+def check_span(file: SiloFile, agreed: Agreement, client: ClientData, network: nn.Module) -> None:
+    """Refuse exact sums of so many features that the samples' span, which these determine, shows the samples."""
+    method = agreed.recipe.method
+    if not isinstance(method, FixedFeatures) or agreed.recipe.dp or agreed.measures or not file.limits.min_active:
+        return
+    samples = len(method.often_enough(client.train, agreed.outputs, agreed.labels))
+    if samples < (most := method.spanned(features_of(network).width, agreed.outputs)):
+        raise UserError(
+            f"sums of {most} features show the {samples} training samples of {file.name}: give a --width of at most "
+            f"the samples of the smallest silo ({samples} here), or leave this silo out (limits.min_active in its "
+            "silo.toml)"
+        )
 
 
 def plan_of(file: SiloFile, agreed: Agreement, setup: Setup, absent: Sequence[Absence] = ()) -> Outline | None:
