@@ -103,7 +103,7 @@ def test_a_silo_leaves_a_run_of_fedgram_and_joins_it_again(federation: Federatio
     said = " ".join(federation.ekiden("verify", str(left)).split())
     assert re.search("signed: this run replaces run [0-9a-f]{16} without client-0", said)
     assert "verified: 3 tasks" in said
-    said = federation.ekiden("join", str(left), "--client", "client-0")
+    said = federation.ekiden("join", str(left), "--client", "client-0", "--release", "client-0-release.txt")
     expected(replace(method, order="client-1,client-2,client-0"), tmp_path / "three")
     again = left.with_name(f"{left.name}-with-client-0")
     assert (again / "model.safetensors").read_bytes() == (tmp_path / "three" / "model.safetensors").read_bytes(), said

@@ -509,7 +509,7 @@ def test_a_relay_sees_no_part(own_parts: dict[str, AnySums], tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_run_without_a_silo_needs_its_agreement_and_one_with_it_does_not(tmp_path: Path) -> None:
+def test_a_run_without_a_silo_or_with_it_again_needs_its_agreement(tmp_path: Path) -> None:
     """A run minus the run without client-2 would be the sums of client-2."""
     names = (*NAMES, "client-3")
     files, public = with_keys(tmp_path, names)
@@ -533,16 +533,25 @@ def test_a_run_without_a_silo_needs_its_agreement_and_one_with_it_does_not(tmp_p
             without(f"refused-{signer}", out)
     call(["silo", "release", str(tmp_path / "client-2.toml"), "--silos", "client-1,client-0"])
     assert without("two", out).weights is not None
-    plan = remote_plan.with_one_more(tmp_path / "two", "client-2")
-    three = {name: public[name] for name in NAMES}
-    result = session.run(plan, FakeNodes(files[:3]), tmp_path / "three", three, lambda line: None, poll=0)
-    assert result.weights is not None
+
+    def again(folder: str, client: int, release: Path | None = None) -> Result:
+        plan = remote_plan.with_one_more(tmp_path / "two", f"client-{client}", release)
+        three = {name: public[name] for name in (*NAMES[:2], f"client-{client}")}
+        nodes = FakeNodes([*files[:2], files[client]])
+        return session.run(plan, nodes, tmp_path / folder, three, lambda line: None, poll=0)
+
+    for file in None, out:  # of client-3, which was never there, and then with what another silo signed
+        with pytest.raises(
+            UserError, match="with a sum of client-0,client-1,client-3, the difference would be the part"
+        ):
+            again(f"with-{file}".replace("/", "_"), 3, file and tmp_path / "client-2-release.txt")
+    assert again("three", 2, out).weights is not None
 
 
 def test_what_a_silo_cannot_release(tmp_path: Path) -> None:
     with_keys(tmp_path, NAMES)
     for silos in ("client-0,client-1", "", "client-1,", "client-1,client-1"):
-        with pytest.raises(UserError, match="must name the silos that stay, each once and without client-0"):
+        with pytest.raises(UserError, match="must name the other silos, each once and without client-0"):
             call(["silo", "release", str(tmp_path / "client-0.toml"), "--silos", silos])
 
 

@@ -396,8 +396,8 @@ class ForgetOptions:
     out: Path | None = None
     """new run folder; by default RUN-without-CLIENT"""
     release: Path | None = None
-    """between machines, for methods with secure sums: file in which the silo that leaves agrees to that; `ekiden silo
-    release` makes it there"""
+    """between machines, for methods with secure sums: file in which the silo agrees to that; `ekiden silo release`
+    makes it there"""
     json: bool = False
     """print JSON instead of tables; see docs/json.md"""
 
@@ -414,6 +414,8 @@ class JoinOptions:
     """data that have this client and those of the run, unchanged; by default the run's own"""
     out: Path | None = None
     """new run folder; by default RUN-with-CLIENT"""
+    release: Path | None = None
+    """as for `ekiden forget`"""
     json: bool = False
     """print JSON instead of tables; see docs/json.md"""
 
@@ -440,7 +442,9 @@ def join(options: JoinOptions, tell: Callable[[Any], None]) -> None:
 
         if options.data:
             raise UserError(f"the silos of {options.run} have their own data: leave out --data")
-        return silos.join(options.run, options.client, options.out)
+        return silos.join(options.run, options.client, options.out, options.release)
+    if options.release:
+        raise UserError("--release is for runs between machines: leave it out")
     outside.trust(options.data)
     data = datasets.located(options.data) if options.data else None
     _print(tell, options.run, reruns.join(options.run, options.client, data, out=options.out))

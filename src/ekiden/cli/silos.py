@@ -282,12 +282,15 @@ def release(options: ReleaseOptions) -> None:
     file = silo_file.read(options.file)
     names = options.silos.split(",")
     if file.name in names or not all(names) or len(set(names)) != len(names):
-        raise UserError(f"--silos {options.silos!r} must name the silos that stay, each once and without {file.name}")
+        raise UserError(f"--silos {options.silos!r} must name the other silos, each once and without {file.name}")
     if not file.link.key:
         raise UserError(f"{file.path}: only a silo with a key can agree: name it under [link]")
     out = options.out or file.beside(f"{file.name}-release.txt")
     write(out, [f"{keys.sign(file.beside(file.link.key), release_text(file.name, names))}\n".encode()])
-    say(f"wrote {out}: with it, {', '.join(names)} form sums without {file.name}; give it to the coordinator")
+    say(
+        f"wrote {out}: with it, {', '.join(names)} form sums both with and without {file.name}, whose difference shows "
+        "its part; give it to the coordinator"
+    )
 
 
 def approve(options: ApproveOptions) -> None:
@@ -385,9 +388,9 @@ def forget(folder: Path, client: str, out: Path | None = None, release: Path | N
     _revise(folder, remote_plan.without(folder, client, release), out, f"without-{client}")
 
 
-def join(folder: Path, client: str, out: Path | None = None) -> None:
-    """Repeat a run over silos with `client`, in a new folder."""
-    _revise(folder, remote_plan.with_one_more(folder, client), out, f"with-{client}")
+def join(folder: Path, client: str, out: Path | None = None, release: Path | None = None) -> None:
+    """Repeat a run over silos with `client`, in a new folder; in `release` it agrees to that."""
+    _revise(folder, remote_plan.with_one_more(folder, client, release), out, f"with-{client}")
 
 
 def _revise(folder: Path, plan: RemotePlan[Method], out: Path | None, suffix: str) -> None:

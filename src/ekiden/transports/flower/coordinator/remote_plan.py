@@ -108,26 +108,22 @@ def without(folder: Path, client: str, release: Path | None = None) -> RemotePla
     Args:
         folder: the run folder.
         client: the silo that leaves.
-        release: file in which it agrees that sums are formed without it; `ekiden silo release` made it.
+        release: file in which it agrees to sums with it and without it; `ekiden silo release` made it.
     """
     plan = _stored(folder)
     if client not in plan.names:
         raise unknown("silo", client, plan.names)
     if len(plan.names) == 1:
         raise UserError(f"{client} is the only silo of {folder}: delete the folder")
-    try:
-        signed = release.read_text(encoding="utf-8").strip() if release else ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {release} ({error}): `ekiden silo release` makes it") from None
-    return _among(folder, plan, [name for name in plan.names if name != client], client, signed)
+    return _among(folder, plan, [name for name in plan.names if name != client], client, release)
 
 
-def with_one_more(folder: Path, client: str) -> RemotePlan[Method]:
-    """Return the plan of the run in `folder` among all its silos and `client`, which comes last."""
+def with_one_more(folder: Path, client: str, release: Path | None = None) -> RemotePlan[Method]:
+    """Return the plan of the run in `folder` among all its silos and `client`, which comes last; see `without`."""
     plan = _stored(folder)
     if client in plan.names:
         raise UserError(f"{client} is in {folder} already: name a silo that is not")
-    return _among(folder, plan, [*plan.names, client], client)
+    return _among(folder, plan, [*plan.names, client], client, release)
 
 
 def _stored(folder: Path) -> RemotePlan[Method]:
@@ -138,13 +134,17 @@ def _stored(folder: Path) -> RemotePlan[Method]:
 
 
 def _among(
-    folder: Path, plan: RemotePlan[Method], names: Sequence[str], client: str, release: str = ""
+    folder: Path, plan: RemotePlan[Method], names: Sequence[str], client: str, release: Path | None
 ) -> RemotePlan[Method]:
     """Return the plan among `names`, which names the run that it replaces."""
     try:
         before = agreements.parse((folder / AGREEMENT).read_text(encoding="utf-8"))
     except OSError:
         raise UserError(f"{folder} has no {AGREEMENT}: the run did not begin, or the folder is damaged") from None
-    revision = Revision(before.run, before.digest, "with" if client in names else "without", client, release)
+    try:
+        signed = release.read_text(encoding="utf-8").strip() if release else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {release} ({error}): `ekiden silo release` makes it") from None
+    revision = Revision(before.run, before.digest, "with" if client in names else "without", client, signed)
     recipe = replace(plan.recipe, method=among(plan.recipe.method, names))
     return replace(plan, recipe=recipe, clients=",".join(names), revises=revision.text())

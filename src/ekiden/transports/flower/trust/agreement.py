@@ -53,7 +53,7 @@ class Revision:
     terms: str  # digest of its agreement
     change: str  # "without" or "with"
     client: str  # the client that left or joined
-    # signature of the client that left: it agrees that sums are formed without it; see `masking`. May be empty.
+    # signature of this client: it agrees to sums with it and without it; see `masking`. May be empty.
     release: str = ""
 
     def text(self) -> str:

@@ -183,8 +183,6 @@ def release_text(name: str, silos: Sequence[str]) -> bytes:
 def released(terms: Agreement, public: Callable[[str], str], name: str, silos: Sequence[str]) -> bool:
     """Return whether a silo agrees that sums of `silos` are opened with it and without it.
 
-    A silo that joins agrees by taking part under terms that say so, since masks are bound to the terms.
-
     Args:
         terms: of the run.
         public: gives the public key of a silo.
@@ -194,6 +192,4 @@ def released(terms: Agreement, public: Callable[[str], str], name: str, silos: S
     revision = terms.revision
     if revision is None or revision.client != name:
         return False
-    if revision.change == "with":
-        return name in silos
-    return keys.proves(public(name), release_text(name, silos), revision.release)
+    return keys.proves(public(name), release_text(name, [one for one in silos if one != name]), revision.release)
