@@ -398,6 +398,7 @@ def test_personal_heads_are_ridge_regression_towards_the_head_of_all() -> None:
     assert len(set(chosen)) == 3
 
 
+@pytest.mark.filterwarnings("ignore:what tells .* the other way round at:ekiden.base.errors.DataWarning")
 def test_personal_heads_serve_their_clients_better(tmp_path: Path) -> None:
     """Two clients that name the same clusters differently: no common head can serve both."""
     x, y = points()

@@ -106,7 +106,7 @@ def test_more_laps_are_closer() -> None:
     assert gaps[0] > gaps[1] > gaps[2]
 
 
-@pytest.mark.filterwarnings("ignore:.* the same as the label")
+@pytest.mark.filterwarnings("ignore:(.* the same as the label|each row of all silos has exactly one)")
 @pytest.mark.parametrize("kind", ["regression", "several labels"])
 def test_other_tasks(kind: str) -> None:
     x, y = points()

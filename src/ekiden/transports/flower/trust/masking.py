@@ -133,7 +133,7 @@ class PartMasks:
             apart = [known[int(one)] for one in left]
             if all(self.released(name, names) for name in apart):
                 continue
-            sums = " and of ".join(",".join(sorted(lists[place])) for place in places)
+            sums = " and of ".join(sorted(",".join(sorted(lists[place])) for place in places))
             how = "the difference" if len(places) == 1 else "what is left if they are added and subtracted"
             raise UserError(
                 f"{self.party.name} gave its part to a sum of {sums}: with a sum of {','.join(sorted(names))}, {how} "
