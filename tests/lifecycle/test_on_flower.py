@@ -51,7 +51,7 @@ def test_a_life_over_real_silos(name: str, federation: Federation, tmp_path: Pat
     command = [str(BIN / "ekiden"), "run", method, "--on", "flower", "--link", federation.link, "--certificate"]
     command += ["ca.crt", "--keys", "keys", "--clients", ",".join(NAMES), "--model", place.kind.network(root)]
     command += ["--lr", str(TRAINING.lr), "--batch-size", str(TRAINING.batch_size), "--out", str(out)]
-    federation.start("run", [*command, *life.FLAGS[method]])
+    federation.start("run", [*command, *(["--width", str(life.WIDTH)] if method == "fedgram" else life.FLAGS[method])])
     run = out / f"{method}-flower-seed0"
     wait_for(run / "times.jsonl", '"step":1', 300)
     kill_coordinator(federation)
