@@ -364,3 +364,12 @@ def test_files_beside_those_of_silos_are_named(tmp_path: Path) -> None:
     (tmp_path / "s2.xlsx").write_bytes(b"PK")
     assert "1 file in" in (line := said(lambda: ekiden.data.join([str(tmp_path)])))
     assert "not read as a silo: s2.xlsx" in line
+
+
+@pytest.mark.parametrize(("name", "hint"), [("agee", "did you mean 'age'?"), ("weight", "it has age, y")])
+def test_a_column_to_leave_out_that_is_not_there(name: str, hint: str, tmp_path: Path) -> None:
+    """Another silo may have it, so nothing is refused."""
+    text = "age,y\n" + "".join(f"{k / 7:.4f},{k % 2}\n" for k in range(N))
+    assert f"has no column {name!r}, which is named to leave it out or its marks: {hint}" in cells(
+        tmp_path, text, label_column="y", drop_columns=name
+    )

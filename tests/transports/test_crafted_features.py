@@ -19,6 +19,7 @@ from ekiden import FederatedData, federate, run
 from ekiden.base.errors import DataWarning, UserError
 from ekiden.base.settings import Hardware
 from ekiden.base.sums import Sums
+from ekiden.data.samples import Subset
 from ekiden.data.tasks import Classification
 from ekiden.engine import wire
 from ekiden.engine.method import INITIAL, Method, on_client
@@ -462,6 +463,21 @@ def test_sums_of_more_features_than_samples_are_refused(tmp_path: Path) -> None:
         assert not list(tmp_path.glob(f"{NAMES[2]}-silo/summed/*")), "the smallest noted nothing"
     far(FedGram(width=few, **SAFE), FakeNodes(files), tmp_path / "run", public)
     far(FedKrylov(width=400, sums="whole", **SAFE), FakeNodes(files), tmp_path / "krylov", public)
+    with pytest.raises(UserError, match=r"sums of 130 features show"):
+        far(FedKrylov(laps=13, width=400, sums="whole", **SAFE), FakeNodes(files), tmp_path / "laps", public)
+
+
+def test_a_silo_without_samples_in_the_sums_takes_part(tmp_path: Path) -> None:
+    """All of its classes are rare, so nothing of it is shown."""
+    file, (dataset, client) = silo_file(tmp_path, NAMES[0], trusting=False), mine(NAMES[0])
+    rare = replace(client, train=Subset(client.train.samples, client.train.rows[:9]))
+    method = FedGram(width=120, **SAFE)
+    agreed = replace(TERMS, recipe=replace(TERMS.recipe, method=method))
+    network = agreed.setup(dataset, file.hardware).build()
+    policy.check_span(file, agreed, rare, network)
+    some = replace(client, train=Subset(client.train.samples, client.train.rows[:100]))
+    with pytest.raises(UserError, match="sums of 120 features show the"):
+        policy.check_span(file, agreed, some, network)
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ _EXPECTED = 5.0  # samples with a label that a silo without any should have
 _SUBJECTS = 10  # that two silos share
 _MOST_VALUES = 512  # of a sample from which labels are foretold
 _ROWS = 20  # from which a silo is compared
-_LOOKED_AT = 2000  # samples of a silo
+_LOOKED_AT, _OF_EACH = 8000, 100  # samples of all silos, and the least of each: every silo is compared with all others
 _SURE = 5.0  # standard errors of a difference that is not chance
 _AS_LARGE = 0.5  # times as large as elsewhere is a difference with the other sign
 _SIDE = 8  # pixels of a mean picture
@@ -44,8 +44,11 @@ _TURNED: Mapping[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tenso
 
 def _compared_rows(seen: SeenData) -> dict[str, Tensor]:
     """Return rows of each silo with enough of them; none if there is nothing to compare."""
-    rows = {o: at[:: max(1, len(at) // _LOOKED_AT)] for o, at in seen.rows.items() if len(at) >= _ROWS}
-    return rows if 1 < len(rows) <= _MOST_SILOS else {}
+    rows = {o: at for o, at in seen.rows.items() if len(at) >= _ROWS}
+    if not 1 < len(rows) <= _MOST_SILOS:
+        return {}
+    most = max(_OF_EACH, _LOOKED_AT // len(rows))
+    return {o: at[:: max(1, len(at) // most)] for o, at in rows.items()}
 
 
 def _swapped_labels(seen: SeenData) -> Iterator[str]:

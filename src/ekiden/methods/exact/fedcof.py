@@ -118,8 +118,8 @@ class FedCOF(FixedFeatures):
         return True
 
     def spanned(self, width: int, outputs: int) -> int:
-        """G means of each class, each of `min_active` samples; see `FixedFeatures`."""
-        return min(width, self.groups * outputs)
+        """None: no products leave, only means of `min_active` samples or more; see `FixedFeatures`."""
+        return 0
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Yield one state."""

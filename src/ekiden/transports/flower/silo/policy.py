@@ -149,7 +149,7 @@ def check_span(file: SiloFile, agreed: Agreement, client: ClientData, network: n
     if not isinstance(method, FixedFeatures) or agreed.recipe.dp or agreed.measures or not file.limits.min_active:
         return
     samples = len(method.often_enough(client.train, agreed.outputs, agreed.labels))
-    if samples < (most := method.spanned(features_of(network).width, agreed.outputs)):
+    if 0 < samples < (most := method.spanned(features_of(network).width, agreed.outputs)):
         raise UserError(
             f"sums of {most} features show the {samples} training samples of {file.name}: give a --width of at most "
             f"the samples of the smallest silo ({samples} here), or leave this silo out (limits.min_active in its "
