@@ -1,6 +1,6 @@
 """Training speed in bf16 against float32 on this machine.
 
-    python -m benchmarks.precision [--networks lenet cnn] [--device cpu] [--threads 1]
+    python -m benchmarks.precision [--networks lenet cnn] [--device cpu] [--threads 1] [--batches 50]
 
 Both take short turns, so that a machine that slows down slows both; printed are medians of ratios within a turn.
 """
@@ -30,15 +30,16 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--turns", type=int, default=11)
+    parser.add_argument("--batches", type=int, default=0, help="a turn; by default 1, or more of the smallest networks")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     for name in args.networks:
-        compare(name, args.device, args.threads, args.turns)
+        compare(name, args.batches, args.device, args.threads, args.turns)
 
 
-def compare(name: str, device: str, threads: int, turns: int) -> None:
+def compare(name: str, batches: int, device: str, threads: int, turns: int) -> None:
     """One network, without augmentation and validation."""
-    shape, n = SHAPES.get(name, (3, 32, 32)), SMALL.get(name, 1) * BATCH
+    shape, n = SHAPES.get(name, (3, 32, 32)), (batches or SMALL.get(name, 1)) * BATCH
     x, y = torch.randint(256, (n, *shape), dtype=torch.uint8), torch.randint(10, (n,))
     dataset = from_tensors((x, y), (x[:1], y[:1]), classes=tuple("abcdefghij"), augment=Augment())
     train, none = Subset(dataset.train, torch.arange(n)), Subset(dataset.train, torch.arange(0))

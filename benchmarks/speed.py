@@ -1,6 +1,6 @@
 """Training speed against a bare PyTorch loop, and what FedELMY's distances cost.
 
-    python -m benchmarks.speed [--networks lenet resnet18] [--threads 1]
+    python -m benchmarks.speed [--networks lenet resnet18] [--threads 1] [--device cuda --batches 50]
 
 Contestants take short turns in changing order, so that a machine that slows down slows all of them; printed are medians
 of ratios within a turn.
@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from ekiden import Augment, Hardware, Training, models
-from ekiden.data import Samples, Subset, from_tensors
+from ekiden.data import Subset, from_tensors
 from ekiden.methods import FedELMY
 from ekiden.training.feed import Feed
 from ekiden.training.fit import Bench, fit
@@ -32,26 +32,30 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", default=["lenet", "resnet18"])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--turns", type=int, default=0, help="by default 60, with ResNet-18 7")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batches", type=int, default=0, help="a turn; by default 10, with ResNet-18 1")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     for name in args.networks:
         large = name == "resnet18"
-        compare(name, batches=1 if large else 10, turns=args.turns or (7 if large else 60), threads=args.threads)
+        batches, turns = args.batches or (1 if large else 10), args.turns or (7 if large else 60)
+        compare(name, batches, turns, args.threads, args.device)
 
 
-def compare(name: str, batches: int, turns: int, threads: int) -> None:
+def compare(name: str, batches: int, turns: int, threads: int, device: str) -> None:
     """All contestants on one network, without augmentation and validation, which the bare loop does not have."""
     n, size = batches * BATCH, 10 if name == "lenet" else 5
     x = torch.randint(256, (n, 3, 32, 32), dtype=torch.uint8)
     y = torch.randint(10, (n,))
     dataset = from_tensors((x, y), (x[:1], y[:1]), classes=tuple("abcdefghij"), augment=Augment())
-    hardware = Hardware(threads=threads)
+    hardware = Hardware(device, threads)
     training = Training(select="last")
-    network = Network(models.build(name, (3, 32, 32), 10))
+    network = Network(models.build(name, (3, 32, 32), 10), device)
     bench = Bench(network, Feed(dataset, hardware), training, hardware)
     train = Subset(dataset.train, torch.arange(n))
     start = network.weights()
-    twin = models.build(name, (3, 32, 32), 10)
+    twin = models.build(name, (3, 32, 32), 10).to(device)
+    x, y = x.to(device), y.to(device)
 
     def ours(penalty: Penalty | None) -> Callable[[], object]:
         return lambda: fit(
@@ -66,7 +70,7 @@ def compare(name: str, batches: int, turns: int, threads: int) -> None:
         return method.diversity(members, members[0])
 
     contestants = {
-        "bare loop": lambda: bare(twin, dataset.train),
+        "bare loop": lambda: bare(twin, x, y),
         "fit": ours(None),
         f"released form, S = {size}": ours(pool(size, "released", 1.0)),
         "released form, S = 2": ours(pool(2, "released", 1.0)),
@@ -78,6 +82,8 @@ def compare(name: str, batches: int, turns: int, threads: int) -> None:
         for contestant in order:
             began = time.perf_counter()
             contestants[contestant]()
+            if device != "cpu":
+                torch.cuda.synchronize()
             if turn:  # the first turn warms up
                 times[contestant].append(time.perf_counter() - began)
     print(f"\n{name}, {sum(p.numel() for p in twin.parameters()):,} parameters, {threads} thread(s)")
@@ -88,14 +94,14 @@ def compare(name: str, batches: int, turns: int, threads: int) -> None:
         print(f"  {contestant:26} {rate:9.0f} samples/s   {speed:5.3f} of bare   step {step:5.3f} of plain")
 
 
-def bare(module: nn.Module, data: Samples) -> None:
+def bare(module: nn.Module, x: Tensor, y: Tensor) -> None:
     """What anybody would write over the same preloaded tensors."""
     optimizer = torch.optim.Adam(module.parameters(), 1e-3, weight_decay=1e-4)
     module.train()
-    for rows in torch.split(torch.randperm(len(data)), BATCH):
-        inputs = data.x[rows].float().div_(255)
+    for rows in torch.split(torch.randperm(len(x)), BATCH):
+        inputs = x[rows].float().div_(255)
         optimizer.zero_grad()
-        F.cross_entropy(module(inputs), data.y[rows]).backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(module(inputs), y[rows]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, run
+from ekiden.base.errors import UserError
 from ekiden.base.files import safetensors_chunks
 from ekiden.cli.app import main
 from ekiden.conformance.small_runs import files, same
@@ -424,6 +425,15 @@ def test_training_seeds_its_device_and_leaves_the_users_draws_alone(blobs: Feder
             found.append(result.weights.params.cpu())
             assert torch.equal(users.get_state(), before)
     assert torch.equal(*found)
+
+
+def test_a_full_memory_is_one_line(blobs: FederatedData, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 44.00 MiB.\nGPU 0 has ...")
+
+    monkeypatch.setattr("ekiden.training.fit.TaskLoss.__call__", full)
+    with pytest.raises(UserError, match=r"step 1, client client-0: the memory of cpu is full: lower batch_size"):
+        run(FedSeq(epochs=1), blobs, Tiny, **on("cpu"))
 
 
 def test_every_process_asks_cudnn_for_the_same_bits(blobs: FederatedData, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,7 +109,8 @@ def autograd(penalty: Paper, theta: Tensor, loss: Tensor) -> Tensor:
 @pytest.mark.parametrize("block", [7, 50, 1 << 16])
 @pytest.mark.parametrize("measure", ["l2", "squared_l2", "l1", "cosine"])
 def test_closed_gradients_equal_autograd(measure: Measure, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diversity, "_BLOCK", block)
+    monkeypatch.setattr(diversity, "_SMALL", block)
+    monkeypatch.setattr(diversity, "piece", lambda flat: block)
     generator = torch.Generator().manual_seed(1)
     pool = [torch.randn(50, generator=generator) for _ in range(4)]
     theta, grad = torch.randn(50, generator=generator), torch.zeros(50)

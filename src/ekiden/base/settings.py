@@ -78,8 +78,6 @@ class Hardware(Checked):
     these down; otherwise all cores, divided among the workers"""
     precision: Literal["float32", "bf16"] = "float32"
     """bf16: autocast of the forward pass; faster on GPUs, and on CPUs with AMX (see docs/benchmarks.md)"""
-    compile: bool = False
-    """compile the network with torch.compile"""
     channels_last: bool = True
     """feed images in channels-last layout: on a CPU the small CNNs and ResNet-18 then train faster, VGG-11
     slower (see docs/benchmarks.md)"""

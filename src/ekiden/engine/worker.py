@@ -446,9 +446,7 @@ class Worker:
         self._most_epochs = most_epochs
         self._remembered: dict[tuple[str, str], Tensor] = {}
         self._feed = Feed(setup.dataset.fed(setup.training), setup.hardware)
-        self.network = Network(
-            setup.build() if module is None else module, setup.hardware.device, compiled=setup.hardware.compile
-        )
+        self.network = Network(setup.build() if module is None else module, setup.hardware.device)
 
     def execute(
         self, job: Job, journal: Journal | None = None, masks: SumMasks | None = None, keeper: Keeper | None = None
@@ -481,7 +479,13 @@ class Worker:
         client = Client(
             bench, data, private, seed, key, self._most_epochs, trained, self._remembered, masks, privacy, releases
         )
-        value = task(client, *wire.placed(job.args, self._feed.device))
+        try:
+            value = task(client, *wire.placed(job.args, self._feed.device))
+        except torch.OutOfMemoryError:
+            raise UserError(
+                f"{bench.where}: the memory of {self._feed.device} is full: lower --batch-size, use fewer --workers, "
+                "or try --precision bf16"
+            ) from None
         client.note()
         if trained and journal is not None:
             parts = {f"{i}.{name}": value for i, model in enumerate(trained) for name, value in vars(model).items()}

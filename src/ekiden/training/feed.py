@@ -33,7 +33,6 @@ class Feed:
         self.dataset = dataset  # where the samples come from
         self.device = torch.device(hardware.device)  # where batches are
         self._channels_last = hardware.channels_last and len(dataset.shape) == 3
-        self._remembers = not hardware.compile
         self._precision = hardware.precision
         self._samples: dict[int, _Held] = {}
 
@@ -50,7 +49,7 @@ class Feed:
         """
         held = self._on_device(subset.samples)
         index = subset.rows[rows].to(self.device)
-        known = self._remembers and (self.alike or not train) and not self._in_tokens(held)
+        known = (self.alike or not train) and not self._in_tokens(held)
         if light and known and not self.dataset.inputs.ragged:
             inputs, y = torch.empty((), device=self.device).expand(len(index), *held.x.shape[1:]), held.y[index]
         else:

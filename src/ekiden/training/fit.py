@@ -287,7 +287,7 @@ class _Run:
         network.grad.zero_()
         try:
             with self.bench.autocast():
-                loss = objective(network.forward, x, y, *answers)
+                loss = objective(network.module, x, y, *answers)
         except ValueError as error:  # BatchNorm, of a mini-batch of one
             raise UserError(f"{self.bench.where}: {error}: use a larger --batch-size") from None
         loss.backward()  # type: ignore[no-untyped-call]
@@ -411,7 +411,7 @@ def gradient(bench: Bench, model: Weights, subset: Subset) -> Tensor:
     network.grad.zero_()
     x, y = bench.feed.batch(subset, slice(None), train=False)
     with bench.autocast():
-        loss = TaskLoss(bench.task)(network.forward, x, y)
+        loss = TaskLoss(bench.task)(network.module, x, y)
     loss.backward()  # type: ignore[no-untyped-call]
     bench.work.add(Work(len(y), len(y)))
     return network.grad.clone()
@@ -434,7 +434,7 @@ def evaluate(bench: Bench, subset: Subset, batch: int = 512, *, full: bool | Non
     with torch.inference_mode(), bench.autocast():
         for start in range(0, len(subset), batch):
             x, y = bench.feed.batch(subset, slice(start, start + batch), train=False, light=bench.network.light)
-            outputs = bench.network.forward(x).float()
+            outputs = bench.network.module(x).float()
             answers.append(task.answers(outputs, full=full))
             losses.append(task.loss(outputs, y))
     module.train(was_training)

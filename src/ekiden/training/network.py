@@ -19,10 +19,8 @@ class Network:
     The optimiser, penalties, averages and distances are then one vector operation each.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device | str = "cpu", *, compiled: bool = False) -> None:
+    def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
         self.module = module.to(device)  # call it as usual
-        # the same, compiled with `--compile`
-        self.forward: Callable[[Tensor], Tensor] = torch.compile(self.module) if compiled else self.module
         trainable = [p for p in self.module.parameters() if p.requires_grad]
         resting = [p for p in self.module.parameters() if not p.requires_grad]
         floats = [b for b in _buffers(self.module) if b.is_floating_point()]

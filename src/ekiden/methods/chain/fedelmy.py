@@ -26,7 +26,7 @@ from ekiden.authoring import (
 )
 from ekiden.engine.federation import in_order
 from ekiden.methods.blocks.glam import Passing, alignment, transfers
-from ekiden.training.weights import distance
+from ekiden.training.weights import distance, piece
 
 Measure = Literal["l2", "squared_l2", "l1", "cosine"]
 """Distance between two models: the text uses l2 and compares it with the others (Fig. 8 or 9, by version)."""
@@ -137,7 +137,7 @@ class FedELMY(Method):
         return transfers(clients, self.rounds, self.align_global) * model
 
 
-_BLOCK = 1 << 16
+_SMALL = 1 << 16  # parameters up to which the pool is walked as offsets
 AddSum = Callable[[Tensor, Tensor], object]
 """Adds Σ_t f_t (θ - θ_t) to a gradient (P,), given it and the factors f (S,)."""
 
@@ -194,7 +194,7 @@ class Paper:
             for member, scale in zip(self.pool, self.scales(d, float(loss)), strict=True):
                 add_gradient(params, member, self.measure, scale, grad)
             return
-        walk = self.offset_walk if len(params) <= _BLOCK else self.block_walk
+        walk = self.offset_walk if len(params) <= _SMALL else self.block_walk
         squares, add = walk(params)
         d = (squares.sqrt() if self.measure == "l2" else squares).tolist()
         scales = self.scales(d, float(loss))
@@ -226,10 +226,11 @@ class Paper:
 
     def block_walk(self, params: Tensor) -> tuple[Tensor, AddSum]:
         """For large networks: compute differences again, block by block, so that no second pool is in memory."""
+        some = piece(params)
 
         def differences() -> Iterator[tuple[slice, Tensor]]:
-            for begin in range(0, len(params), _BLOCK):
-                place = slice(begin, begin + _BLOCK)
+            for begin in range(0, len(params), some):
+                place = slice(begin, begin + some)
                 yield place, params[place] - torch.stack([m[place] for m in self.pool])
 
         def add(grad: Tensor, factors: Tensor) -> None:

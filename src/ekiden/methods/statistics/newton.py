@@ -115,10 +115,10 @@ def derivatives(family: Family, x: Tensor, y: Tensor, values: Tensor, times: Seq
         hessian += parts[1][:, rows, columns]
         squares += parts[2]
         likelihood += parts[3]
-    hazard = torch.zeros(2, len(times), dtype=torch.float64)
+    hazard = torch.zeros(2, len(times), dtype=torch.float64, device=x.device)
     if times and len(x):
         risk = x[:, :-1].double() @ values[0, :-1].to(x.device)
-        hazard = torch.from_numpy(np.stack(hazard_counts(y.cpu().numpy(), risk.cpu().numpy(), times)))
+        hazard = torch.from_numpy(np.stack(hazard_counts(y.cpu().numpy(), risk.cpu().numpy(), times))).to(x.device)
     gradient, hessian, squares, hazard, total = (
         _bounded(part * _UNIT, (part * _UNIT).round().long())
         for part in (gradient, hessian, squares, hazard, torch.tensor(likelihood, dtype=torch.float64))
