@@ -303,6 +303,13 @@ def test_folders_without_images_and_odd_files_name_the_cause(tmp_path: Path) -> 
         Images().encode([tmp_path / "d"])
 
 
+def in_groups(spacing: float) -> dict[str, Any]:
+    """Return the spacing as files of several frames give it."""
+    measures, group = pydicom.Dataset(), pydicom.Dataset()
+    measures.PixelSpacing, group.PixelMeasuresSequence = [spacing, spacing], [measures]
+    return {"SharedFunctionalGroupsSequence": [group]}
+
+
 @pytest.mark.parametrize(
     ("one", "other", "line"),
     [
@@ -310,6 +317,13 @@ def test_folders_without_images_and_odd_files_name_the_cause(tmp_path: Path) -> 
         ({"ImageOrientationPatient": [1, 0, 0, 0, 1, 0]}, {"ImageOrientationPatient": [0, 1, 0, 0, 0, -1]}, "sagittal"),
         ({"Modality": "CT"}, {"Modality": "MR"}, "are CT, those in .*s1 MR: check that they show the same"),
         ({"ImageType": ["ORIGINAL", "PRIMARY", "LOCALIZER"]}, {}, "4 of 8 images in .* are localizers"),
+        (
+            {"Modality": "DX", "ViewPosition": "AP"},
+            {"Modality": "DX", "ViewPosition": "PA"},
+            "are DX AP, those .* DX PA",
+        ),
+        ({"PixelSpacing": [1, 0.5]}, {"PixelSpacing": [1, 1]}, "4 of 8 images in .* have pixels that are not square"),
+        (in_groups(0.5), in_groups(1), "s0 are 0.5 mm high, those of other silos 1 mm"),
         ({"PatientID": "P1"}, {"PatientID": "P2"}, "headers name 2 patients for 8 images, so a patient may be in"),
     ],
 )
@@ -328,7 +342,7 @@ def test_silos_whose_volumes_have_another_spacing_are_named(tmp_path: Path) -> N
     for k, height in enumerate((0.7, 0.7, 2.1)):
         for place in range(4):
             (folder := tmp_path / f"s{k}" / "ab"[place % 2]).mkdir(parents=True, exist_ok=True)
-            image = nibabel.Nifti1Image(volume(4 * k + place, (4, 5, 1)) % 256, np.diag([1, height, 3, 1]))
+            image = nibabel.Nifti1Image(volume(4 * k + place, (4, 5, 1)) % 256, np.diag([height, height, 3, 1]))
             nibabel.save(image, folder / f"{place}.nii")
     with pytest.warns(DataWarning, match="s2 are 2.1 mm high, those of other silos 0.7 mm") as seen:
         join([str(tmp_path / f"s{k}") for k in range(3)])

@@ -202,7 +202,7 @@ def test_names_of_columns_and_spellings_in_another_encoding_are_found() -> None:
     assert not any(map(garbled, ("Köln", "Ulm", "Ärzte", "β", "München")))
     with pytest.raises(UserError, match=r"'KÃ¶ln' \(s1\) and 'Köln' \(s0\): names that differ in case, blanks"):
         silos({"c": ["Köln", "Ulm"] * 20}, {"c": ["KÃ¶ln", "Ulm"] * 20})
-    with pytest.raises(UserError, match="rename 'Age' to 'age', because all silos need the same columns"):
+    with pytest.raises(UserError, match="rename 'Age' to 'age' if it is that in the same unit, because all silos need"):
         silos({"age": np.arange(N)}, {"Age": np.arange(N)})
 
 

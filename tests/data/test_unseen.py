@@ -1,7 +1,11 @@
 """Faults of masks, labels, signals, texts, embeddings, times, ids and objects: each gives one line, or is refused."""
 
+import json
+import re
+import unicodedata
 import warnings
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +13,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFile
 from torch.utils.data import DataLoader, TensorDataset
 
 import ekiden
 from ekiden.base.errors import DataWarning, UserError
 from ekiden.data import from_tensors, load
+from ekiden.data.kinds import Images, Tokens
 from ekiden.data.moments import ColumnMoments
 from ekiden.data.units import compare_units
+from tests.data.pictures import encoded
 
 pytestmark = pytest.mark.usefixtures("no_data")
 Y = torch.arange(40) % 2
@@ -225,3 +231,123 @@ def test_coarse_rows_with_several_labels_are_no_doubt() -> None:
     rng = np.random.default_rng(0)
     coarse = {"a": rng.integers(0, 3, 300), "b": rng.choice(["x", "y"], 300), "label": rng.integers(0, 2, 300)}
     assert "with several labels" not in said(lambda: load(coarse))
+
+
+def waves(seed: int, rate: float = 1.0, sign: int = 1) -> Any:
+    """Return signals of a slow and of a fast class, with peaks that point up."""
+    rng, y = np.random.default_rng(seed), np.arange(40) % 2
+    phase = (np.arange(128) / (16 - 6 * y[:, None]) / rate + rng.random((40, 1))) % 1
+    return ((np.exp(-40 * (phase - 0.5) ** 2) + rng.normal(0, 0.05, (40, 128)))[:, None] * sign).astype(np.float32), y
+
+
+@pytest.mark.parametrize(
+    ("odd", "line"),
+    [
+        (
+            waves(2, rate=0.5),
+            "signals of c change .* times as fast or as slowly as at other silos: bring all to one sam",
+        ),
+        (waves(2, sign=-1), "signals of c seem as if they are upside down, compared with other silos"),
+    ],
+)
+def test_signals_of_one_silo_at_another_rate_or_upside_down_are_named(odd: Any, line: str) -> None:
+    silos = {"a": waves(0), "b": waves(1), "c": waves(2)}
+    assert not said(lambda: ekiden.federate(silos))
+    assert re.search(line, said(lambda: ekiden.federate(silos | {"c": odd})))
+
+
+def test_masks_of_one_silo_with_two_classes_changed_places_are_named() -> None:
+    silos = {name: (pictures(40), torch.rand(40, 6, 6).gt(0.9).long()) for name in "abc"}
+    assert "changed places" not in said(lambda: ekiden.federate(silos, task="segmentation"))
+    silos["b"] = (silos["b"][0], 1 - silos["b"][1])
+    line = said(lambda: ekiden.federate(silos, task="segmentation"))
+    assert "masks of b seem to have '0' and '1' changed places, compared with other silos" in line
+
+
+def test_rows_that_a_join_repeated_are_named() -> None:
+    rng = np.random.default_rng(0)
+    visits = {name: np.tile(values, 3) for name, values in table(60, c=rng.normal(size=60)).items()}
+    line = said(lambda: load(visits | {"lab": rng.normal(size=180)}))
+    assert "training rows of the table equal another in all but column 'lab', so such a row may be in training" in line
+    assert "equal another" not in said(lambda: load(table(180, lab=rng.normal(size=180), c=np.arange(180) % 20)))
+
+
+def test_pictures_of_the_test_that_were_compressed_again_are_named() -> None:
+    smooth = [Image.fromarray(pictures(1, 3, 3)[0].permute(1, 2, 0).numpy()).resize((24, 24)) for _ in range(60)]
+    again = [Image.open(BytesIO(encoded(image, "JPEG", quality=95))) for image in smooth[:10]]
+    x, copies = (torch.from_numpy(np.stack([*map(np.asarray, each)])).movedim(3, 1) for each in (smooth, again))
+    y = torch.arange(60) % 2
+    line = said(lambda: from_tensors((x, y), (torch.cat([copies, 255 - x[:10]]), y[:20])))
+    assert re.search(r"\d+ of 20 test images .* nearly a training image, as if it was compressed again", line)
+    assert "compressed" not in said(lambda: from_tensors((x[:40], y[:40]), (x[40:], y[40:])))
+
+
+def test_numbers_that_are_probabilities_of_classes_are_named() -> None:
+    shares = torch.rand(40, 3).softmax(1)
+    assert "add up to 1, as probabilities of classes do" in said(lambda: from_tensors((torch.randn(40, 4), shares)))
+    assert "add up to 1" not in said(lambda: from_tensors((torch.randn(40, 4), torch.rand(40, 3))))
+
+
+def test_images_as_floats_in_two_ranges_are_named() -> None:
+    unit, y = torch.rand(20, 3, 8, 8), Y[:20]
+    line = said(lambda: ekiden.federate({"a": (unit, y), "b": (unit * 2 - 1, y)}))
+    assert "images of silo b are floats from -1 to 1, those of silo a from 0 to 1: scale all alike" in line
+
+
+def test_numbers_of_classes_are_names_in_any_order_of_these() -> None:
+    def silo(names: list[str], seed: int) -> Any:
+        """Return what Hugging Face makes of a column of ClassLabel."""
+        rng = np.random.default_rng(seed)
+        codes = rng.integers(0, 2, 60)
+        label = (codes == names.index("f")) ^ (rng.random(60) < 0.2)
+        told = json.dumps({"info": {"features": {"sex": {"names": names}}}})
+        return pa.table({"a": rng.normal(size=60), "sex": codes, "label": label}).replace_schema_metadata(
+            {"huggingface": told}
+        )
+
+    data = ekiden.federate([silo(["f", "m"], 0), silo(["m", "f"], 1)]).dataset
+    assert data.inputs.vocabularies == (("f", "m"),)  # type: ignore[attr-defined]
+    assert load(silo(["f", "m"], 0), group_column="sex").groups == ("f", "m")
+
+
+def test_a_quotation_mark_that_swallows_rows_is_named(tmp_path: Path) -> None:
+    lines = [f"{k},{'ok' if k % 3 else 'high'},{k % 2}" for k in range(40)]
+    lines[5], lines[15] = '5,"ok,1', '15,ok",1'
+    (tmp_path / "t.csv").write_text("\n".join(["a,note,label", *lines]))
+    line = said(lambda: load(str(tmp_path / "t.csv")))
+    assert "a cell of column 'note' of " in line
+    assert "holds 9 lines that look like rows ('6,high,0'): check for a quotation mark that is not closed" in line
+    (tmp_path / "t.csv").write_text(
+        "\n".join(["a,note,label", *(f'{k * k},"one\ntwo, three\nfour",{k % 2}' for k in range(40))])
+    )
+    assert "quotation" not in said(lambda: load(str(tmp_path / "t.csv")))
+
+
+@pytest.mark.parametrize(
+    ("columns", "how", "line"),
+    [
+        ({"c": [f"{2022 + k % 3}-{1 + k % 12:02d}" for k in range(60)]}, {}, "months, quarters or weeks without a day"),
+        ({"c": [9007199254740994.0 + 2 * (k // 2) for k in range(60)]}, {"subject_column": "c"}, "codes above 2.53"),
+    ],
+)
+def test_what_would_be_read_as_other_names_is_refused(columns: Any, how: Any, line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        load(table(**columns), **how)
+
+
+def test_complex_numbers_of_a_file_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "t.npz", x=np.ones((4, 2, 16), dtype=np.complex64), y=np.arange(4) % 2)
+    with pytest.raises(UserError, match=r"not an array of numbers .*give real and imaginary parts"):
+        load(str(tmp_path / "t.npz"))
+
+
+def test_one_text_has_the_same_tokens_in_any_form_of_its_characters() -> None:
+    text = "Élève: café brûlé"
+    for other in (unicodedata.normalize("NFD", text), "Él\u00adève:\u200b café brûlé\ufeff"):
+        assert torch.equal(Tokens().encode([other]), Tokens().encode([text]))
+
+
+def test_images_that_another_library_allows_to_be_cut_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    cut = encoded(Image.fromarray(pictures(1, 64, 64)[0].permute(1, 2, 0).numpy()), "JPEG")[:1500]
+    assert "missing parts of damaged images are read as grey" in said(lambda: Images().encode([cut]))

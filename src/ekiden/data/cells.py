@@ -61,6 +61,7 @@ _ALMOST = (
     (r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?$", "times of day"),
     (r"^[+-]?\d+ days?( .*)?$", "durations"),
     (r"^(\[.*\]|\{.*\}|[+-]?[\d.]+(\s*[;,|\s]\s*[+-]?[\d.]+){2,})$", "lists or objects"),
+    (r"^((19|20)\d\d[-/](0?[1-9]|1[0-2])|(19|20)\d\d-?[QWqw]\d{1,2})$", "months, quarters or weeks without a day"),
     (r"^\d+(\.\d+)?\s*[/|:]\s*\d+(\.\d+)?$", "two numbers"),
     (_UNITED, "numbers with a unit"),
 )
@@ -533,6 +534,10 @@ class Cells:
         if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
             values = column.cast(pa.float64(), safe=False).to_pylist()
             known = [None if v is None or isnan(v) else v for v in values]
+            if any(v is not None and abs(v) > _EXACT for v in known):
+                raise UserError(
+                    self._line(name, "codes above 2^53 as floats, which lost digits", "give text or integers")
+                )
             whole = all(v is None or v.is_integer() for v in known)
             return pa.array(
                 [None if v is None else str(int(v)) if whole else repr(v) for v in known], pa.large_string()

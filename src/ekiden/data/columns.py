@@ -1,7 +1,7 @@
 """What each column means, and the undecoded samples, labels and owners in the columns of an Arrow table."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from os import PathLike, fspath
 from pathlib import Path
@@ -204,6 +204,8 @@ def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
         reading: what its columns mean.
         usual: names of columns that mean something if `reading` does not say so.
     """
+    labels = {*(reading.label_column or _label(table, usual)), reading.domain_column or usual.domain}
+    table = _with_names(table, labels)
     _meet_schema(table, source, reading)
     named = (reading.image_column, reading.text_column, reading.array_column, reading.group_column)
     owners = (reading.domain_column, reading.subject_column, reading.time_column)
@@ -394,6 +396,15 @@ def names_of(table: Any, name: str, source: str, cells: Cells) -> NDArray[Any]:
             raise UserError(f"column {name!r} of {source} holds fractions: it must hold integers or names (strings).")
         return found.astype(np.int64)
     return found
+
+
+def _with_names(table: Any, kept: Collection[str]) -> Any:
+    """Return the table with names in place of the numbers of classes, as Hugging Face stores them, in other columns."""
+    for place, name in enumerate(table.column_names):
+        if name not in kept and (names := _names(table, name, b"")):
+            texts = [None if k is None or k < 0 else names[k] for k in table[name].to_pylist()]
+            table = table.set_column(place, name, pa.array(texts).dictionary_encode())
+    return table
 
 
 def _names(table: Any, column: str, key: bytes) -> tuple[str, ...]:

@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from ekiden.base.errors import counted, listed, tell
 from ekiden.base.outside import pa, pc
 from ekiden.data.cells import DATE, garbled, is_text, short
 from ekiden.data.copies import ROWS_DIFFER, chance, copied, improbable, twice
 from ekiden.data.kinds import Arrays, Tokens
-from ekiden.data.kinds.arrays import SHORTEST
+from ekiden.data.kinds.arrays import LEADS, SHORTEST
 from ekiden.data.raster import split
 from ekiden.data.seen import LARGE, SeenData
 from ekiden.data.spelling import bare_id
@@ -63,8 +64,14 @@ _LEFT_IN_TEXTS: Mapping[str, Callable[[str], object]] = {
 }
 _PEEK = 512  # rows that are looked at first
 _WORD = re.compile(r"\w+")
-_VALUES = 1 << 24  # of signals that are looked at
-_LEADS = 16  # more channels are hardly leads
+_VALUES = 1 << 24  # that are looked at
+_COLUMNS, _FINE = 3, 20  # columns with so many different values: otherwise equal rows may be chance
+_ROWS = 20_000  # images with which others are compared
+_SIDE, _LEVELS, _NEARER = (
+    8,
+    3.0,
+    4.0,
+)  # pixels of thumbnails, grey levels between copies, how many times nearer they are
 
 
 def look(seen: SeenData) -> None:
@@ -255,6 +262,65 @@ def _rare_labels(seen: SeenData) -> Iterator[str]:
             )
 
 
+def _probabilities(seen: SeenData) -> Iterator[str]:
+    """Say that numbers to predict are probabilities of classes."""
+    y = seen.data.train.y
+    if (
+        isinstance(seen.data.task, Regression)
+        and y.ndim == 2
+        and bool(((y >= 0).all(1) & ((y.sum(1) - 1).abs() < 1e-3)).all())
+    ):
+        yield (
+            f"the labels of each row of {seen.source} add up to 1, as probabilities of classes do, and are learned as "
+            "numbers: give the likeliest class, if classes are meant"
+        )
+
+
+def _repeated_rows(seen: SeenData) -> Iterator[str]:
+    """Name a column if many rows differ in it alone, as after a join of a table with its visits."""
+    x, y = seen.data.train.x, seen.data.train.y
+    table = seen.data.inputs.agreed and seen.unscaled and seen.data.train.subject is None
+    if not table or x.shape[1] < _COLUMNS or len(x) < _MANY or x.numel() > _VALUES:
+        return
+    columns = [*x.double().cpu().numpy().T, *y.double().cpu().numpy().reshape(len(y), -1).T]
+    draw = np.random.default_rng(0)
+    prints = [draw.integers(1 << 62, size=len(x))[np.unique(column, return_inverse=True)[1]] for column in columns]
+    fine = sum(len(np.unique(column)) >= max(_FINE, len(x) / 10) for column in columns[: x.shape[1]])
+    whole = np.sum(prints, axis=0)
+    same = [len(x) - len(np.unique(whole - print_)) for print_ in prints[: x.shape[1]]]
+    name, most = seen.data.inputs.values_named(x.shape[1])[int(np.argmax(same))], max(same)
+    rest = chance(x[:, [k for k in range(x.shape[1]) if k != int(np.argmax(same))]])
+    if most >= len(x) / 4 and fine >= _COLUMNS and improbable(most, len(x) ** 2 / 2 * rest):
+        yield (
+            f"{most:,} of {len(x):,} training rows of {seen.source} equal another in all but {name}, so such a row may "
+            "be in training and in the test: if a join repeated them, keep one; if they are about the same, name whom "
+            "by --subject-column"
+        )
+
+
+def _stored_again(seen: SeenData) -> Iterator[str]:
+    """Say how many test images are nearly a training image, as if one was stored with losses."""
+    train, test = seen.data.train.x, seen.data.test.x
+    if train.ndim != 4 or train.dtype != torch.uint8 or seen.prints is None:
+        return
+    known = {*seen.prints[0]}
+    rows = [k for k, print_ in enumerate(seen.prints[1]) if print_ not in known]
+    rows = rows[:: len(rows) // _PEEK + 1]
+    small, other = (
+        F.adaptive_avg_pool2d(part.float(), _SIDE).flatten(1)
+        for part in (train[:: len(train) // _ROWS + 1], test[rows])
+    )
+    if len(small) < _MANY or not rows:
+        return
+    near = torch.cdist(other, small).topk(2, largest=False).values / small.shape[1] ** 0.5
+    found = int(((near[:, 0] <= _LEVELS) & (near[:, 0] * _NEARER <= near[:, 1])).sum())
+    if found >= max(2, _SEVERAL * len(rows)):
+        yield (
+            f"{found:,} of {len(rows):,} test images of {seen.source} that were looked at are nearly a training image, "
+            "as if it was compressed again: take out pictures that are twice"
+        )
+
+
 def _splits(seen: SeenData) -> Iterator[str]:
     """Name the features that say which rows are for training and which for the test, or how much a row weighs."""
     first = seen.raws[0]
@@ -341,7 +407,7 @@ def _same_samples(seen: SeenData) -> Iterator[str]:
 def _flat_channels(seen: SeenData) -> Iterator[str]:
     """Say how many signals have channels with one value only, as if a lead was off."""
     x, bare = (torch.cat(each) for each in ((seen.data.train.x, seen.data.test.x), seen.bare))
-    if x.ndim != 3 or not x.is_floating_point() or not 1 < x.shape[1] <= _LEADS or x.shape[2] < SHORTEST:
+    if x.ndim != 3 or not x.is_floating_point() or not 1 < x.shape[1] <= LEADS or x.shape[2] < SHORTEST:
         return
     flat = (x.amin(2) == x.amax(2)).cpu() & ~bare[:, None]
     rows = int(flat.any(1).sum())
@@ -355,7 +421,7 @@ def _flat_channels(seen: SeenData) -> Iterator[str]:
 def _ends_of_signals(seen: SeenData) -> Iterator[str]:
     """Name channels of which many values lie at the end of their range, or a few far outside the others."""
     x = seen.data.train.x
-    if x.ndim != 3 or not x.is_floating_point() or x.shape[1] > _LEADS or x.shape[2] < SHORTEST:
+    if x.ndim != 3 or not x.is_floating_point() or x.shape[1] > LEADS or x.shape[2] < SHORTEST:
         return
     for owner, rows in (seen.rows or {seen.source: torch.arange(len(x))}).items():
         part, cut, marked = x[rows], list[str](), list[str]()
@@ -625,6 +691,7 @@ _DOUBTS = (
     *(_names_of_missing, _nearly_alike, _files_of_patients, _small_groups, _given_tests, _rows_in_both),
     *(_classes_in_test_only, _bare_samples, _odd_texts, _told_by_words, _same_samples, _flat_channels),
     *(_ends_of_signals, _windows, _joined_names, _lone_subjects, _subjects_written_alike),
+    *(_probabilities, _repeated_rows, _stored_again),
     *BETWEEN_OWNERS,
 )
 """what is looked for; each yields a line for what it finds"""

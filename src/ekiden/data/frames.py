@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from ekiden.base.errors import UserError, counted, listed, row_text, tell
-from ekiden.base.outside import csv, feather, pa, pq
+from ekiden.base.outside import csv, feather, pa, pc, pq
 from ekiden.data.cells import DELIMITER
 
 SUFFIXES = (".parquet", ".csv", ".tsv", ".feather", ".arrow")
 _DELIMITERS = ",;\t|"
 _VALUE = re.compile(r"[+-]?\d*[.,]\d+([eE][+-]?\d+)?|\d{4}-\d\d-\d\d.*")  # a cell, hardly a column's name
+_LINES = 2  # in a cell that may be rows
 _HEAD = 1 << 16  # bytes from which we learn how a text file is written
 
 
@@ -197,6 +198,14 @@ def _text(path: Path) -> Any:
         with _unlike_the_header(path, width):
             table = read(threads=False)  # which counts rows
     names = [(column[0].as_py() or "").strip() for column in table.columns]
+    for name, column in zip(names, table.columns, strict=True):
+        several = column.filter(pc.match_substring(column, "\n")).to_pylist()
+        for lines in (cell.splitlines()[1:-1] for cell in several):
+            if len(lines) >= _LINES and all(line.count(delimiter) == width - 1 for line in lines):
+                tell(
+                    f"a cell of column {name!r} of {path} holds {len(lines)} lines that look like rows "
+                    f"({lines[0][:40]!r}): check for a quotation mark that is not closed"
+                )
     if values := [name for name in names if _VALUE.fullmatch(name)]:
         tell(f"a column of {path} is called {values[0]!r}: if its first row holds no names but values, add a header")
     return table.slice(1).rename_columns(names).replace_schema_metadata({DELIMITER: delimiter})

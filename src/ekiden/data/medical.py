@@ -19,6 +19,8 @@ from ekiden.data.raster import Loaded, Look, chosen, split
 DICOM, NIFTI = (".dcm", ".dicom"), (".nii", ".nii.gz")
 _MAGIC = slice(128, 132)
 _OBLIQUE = 0.866  # cosine of 30 degrees
+_SQUARE = 1.25  # times as high as they are wide are pixels that count as square
+_NOT_SQUARE = "have pixels that are not square: resample them, or shapes are distorted"
 _PLANES = ("sagittal", "coronal", "axial")
 """slices across each axis of the patient: right, front, head"""
 
@@ -63,15 +65,31 @@ def look(item: Path | bytes) -> Look:
     doubt = doubt or "are segmentations by their header, not pictures: leave them out" * (data.get("Modality") == "SEG")
     size = int(data.Columns), int(data.Rows)
     taken = f"{data.get('Modality') or ''} {_plane(data)}"
-    spacing, *_ = data.get("PixelSpacing") or data.get("ImagerPixelSpacing") or [0.0]
-    return Look(size, _has_colour(data), pages, doubt, float(spacing), taken, str(data.get("PatientID") or ""))
+    apart = _of_frame(data, 0, "PixelMeasuresSequence").get("PixelSpacing") or data.get("ImagerPixelSpacing")
+    doubt = doubt or _shape(*map(float, apart or data.get("PixelAspectRatio") or (1, 1)))
+    spacing = float(apart[0]) if apart else 0.0
+    return Look(size, _has_colour(data), pages, doubt, spacing, taken, str(data.get("PatientID") or ""))
+
+
+def _shape(height: float, width: float) -> str:
+    """Return a remark about pixels that are not square."""
+    return _NOT_SQUARE * (max(height, width) > _SQUARE * min(height, width))
+
+
+def _of_frame(data: Any, frame: int, group: str) -> Any:
+    """Return what a DICOM file says about a frame by this sequence of its functional groups; else the file itself."""
+    groups = data.get("PerFrameFunctionalGroupsSequence") or []
+    for one in (*groups[frame : frame + 1], *(data.get("SharedFunctionalGroupsSequence") or [])):
+        if found := one.get(group):
+            return found[0]
+    return data
 
 
 def _plane(data: Any) -> str:
-    """Return the plane of a DICOM picture, or that nearest to it; "" if it is not said."""
-    sides = data.get("ImageOrientationPatient") or ()
+    """Return the plane of a DICOM picture, or that nearest to it; "" if it is not said. Of an X-ray, its view."""
+    sides = _of_frame(data, 0, "PlaneOrientationSequence").get("ImageOrientationPatient") or ()
     if len(sides) != 6:
-        return ""
+        return str(data.get("ViewPosition") or "")
     across = np.abs(np.cross(np.array(sides[:3], dtype=float), np.array(sides[3:], dtype=float)))
     return _PLANES[int(across.argmax())]
 
@@ -131,7 +149,10 @@ class _Volume:
         self._grid = self.file.affine @ nibabel.orientations.inv_ornt_aff(turned, self.dims)
         flat = [axis for axis in range(3) if self.dims[self.stored[axis]] == 1]
         self.across = flat[0] if len(flat) == 1 else 2  # a volume of one slice is that slice
-        self.doubt = self._doubt(nibabel.io_orientation)
+        self.right, self.up = (self.stored[axis] for axis in range(3) if axis != self.across)
+        zooms = (*map(float, self.file.header.get_zooms()), 1.0, 1.0)
+        self.spacing = zooms[self.up]
+        self.doubt = self._doubt(nibabel.io_orientation) or _shape(self.spacing, zooms[self.right])
 
     def placed(self, voxels: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return where voxels (n, 3), counted in RAS+, lie (n, 3), in millimetres."""
@@ -151,11 +172,9 @@ class _Volume:
     def look(self, number: int | None) -> Look:
         count = self.dims[self.stored[self.across]]
         chosen(count, number, "slice")
-        right, up = (self.dims[self.stored[axis]] for axis in range(3) if axis != self.across)
-        colour = self.file.get_data_dtype().names is not None
-        axis = max(axis for axis in range(3) if axis != self.across)
-        spacing = float(self.file.header.get_zooms()[self.stored[axis]])
-        return Look((right, up), colour, 1 if number is not None else count, self.doubt, spacing, _PLANES[self.across])
+        size = self.dims[self.right], self.dims[self.up]
+        colour, pages = self.file.get_data_dtype().names is not None, 1 if number is not None else count
+        return Look(size, colour, pages, self.doubt, self.spacing, _PLANES[self.across])
 
     def load(self, number: int | None) -> Loaded:
         cut, count = self.stored[self.across], self.dims[self.stored[self.across]]
@@ -165,9 +184,9 @@ class _Volume:
         kept = [axis for axis in range(3) if axis != cut]
         plane = np.asanyarray(self.file.dataobj[tuple(index[: len(self.file.shape)])])
         plane = plane.reshape([self.dims[axis] for axis in kept])
-        right, up = (axis for axis in range(3) if axis != self.across)
-        if kept.index(self.stored[right]) == 1:
+        if kept.index(self.right) == 1:
             plane = plane.T
+        right, up = (axis for axis in range(3) if axis != self.across)
         plane = plane[:: -1 if self.mirrored[right] else 1, :: -1 if self.mirrored[up] else 1]
         shown = np.ascontiguousarray(np.rot90(plane))
         if shown.dtype.names:
@@ -246,10 +265,8 @@ def _in_unit(raw: NDArray[Any], data: Any, frame: int) -> NDArray[Any]:
     """Return the values of the modality's unit: by slope and intercept, also those of a single frame, or by a table."""
     from pydicom.pixels import apply_modality_lut  # noqa: PLC0415  (an extra)
 
-    groups = data.get("PerFrameFunctionalGroupsSequence") or []
-    for group in (*groups[frame : frame + 1], *(data.get("SharedFunctionalGroupsSequence") or [])):
-        if scaling := group.get("PixelValueTransformationSequence"):
-            return raw * float(scaling[0].RescaleSlope) + float(scaling[0].RescaleIntercept)
+    if (scaling := _of_frame(data, frame, "PixelValueTransformationSequence")) is not data:
+        return raw * float(scaling.RescaleSlope) + float(scaling.RescaleIntercept)
     return np.asarray(apply_modality_lut(raw, data))
 
 

@@ -6,6 +6,7 @@ seen.
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations
+from math import log
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 from ekiden.base.errors import listed
 from ekiden.data.copies import chance, rows_of_several
 from ekiden.data.kinds import Table
+from ekiden.data.kinds.arrays import LEADS, SHORTEST
 from ekiden.data.samples import Dataset
 from ekiden.data.seen import SeenData
 from ekiden.data.tasks import Classification, MultiLabel, Segmentation
@@ -29,6 +31,8 @@ _SURE = 5.0  # standard errors of a difference that is not chance
 _AS_LARGE = 0.5  # times as large as elsewhere is a difference with the other sign
 _SIDE = 8  # pixels of a mean picture
 _LEVELS, _NEARER = 6.0, 3.0  # grey levels between mean pictures, and how many times nearer the turned one is
+_FASTER = 0.33  # logarithm of a factor between frequencies, 1.4
+_SKEWED = 0.5  # skewness of signals that have an upper and a lower side
 _DECIMALS, _DIFFERENT = 4, 3  # that are looked for, in at least so many different numbers
 
 _TURNED: Mapping[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
@@ -137,6 +141,66 @@ def _turned_pictures(seen: SeenData) -> Iterator[str]:
                 break
 
 
+def _odd_signals(seen: SeenData) -> Iterator[str]:
+    """Name silos whose signals are upside down, or change more slowly or faster, in each class that others have."""
+    data, rows = seen.data, _compared_rows(seen)
+    x = data.train.x
+    if x.ndim != 3 or not x.is_floating_point() or x.shape[1] > LEADS or x.shape[2] < SHORTEST:
+        return
+    told = {
+        name: {k: _signal(x[at[y == k]]) for k in np.unique(y).tolist() if (y == k).sum() >= _ROWS / 2}
+        for name, at in rows.items()
+        for y in [data.train.y[at] if isinstance(data.task, Classification) else torch.zeros(len(at))]
+    }
+    for name, others, shown in _compared([*rows]):
+        pairs = [(own, [told[n][k] for n in others if k in told[n]]) for k, own in told[name].items()]
+        pairs = [(own, each) for own, each in pairs if each]
+        steps = [own[0] - torch.stack(each)[:, 0] for own, each in pairs]  # between logarithms of frequencies
+        if steps and all(abs(s.mean()) >= max(_FASTER, 2 * np.ptp(s.numpy())) for s in steps):
+            factor = float(torch.cat(steps).mean().exp())
+            if all(bool(s.mean() > 0) == (factor > 1) for s in steps):
+                yield (
+                    f"signals of {shown} change {max(factor, 1 / factor):.2g} times as fast or as slowly as at other "
+                    "silos: bring all to one sampling rate, if theirs differ"
+                )
+        turned = torch.stack(
+            [(own * torch.stack(e).mean(0) < -(_SKEWED**2))[1:] for own, e in pairs] or [x.new_zeros(1)]
+        )
+        if turned.all(0).any():
+            yield f"signals of {shown} seem as if they are upside down, compared with other silos: check their polarity"
+
+
+def _signal(x: Tensor) -> Tensor:
+    """Return (1 + C,) for signals (n, C, T): the logarithm of their median frequency, and each channel's skewness."""
+    x = x.double().cpu()
+    x = x - x.mean(2, keepdim=True)
+    power = torch.fft.rfft(x).abs().square().sum(1)
+    below = power.cumsum(1) / power.sum(1, keepdim=True).clamp(min=1e-300)
+    at = (below < 0.5).sum(1).clamp(1, power.shape[1] - 1)[:, None]
+    before, here = below.gather(1, at - 1), below.gather(1, at)
+    frequency = at - (here - 0.5) / (here - before).clamp(min=1e-12)
+    spread = x.square().mean(2).sqrt().clamp(min=1e-12)
+    return torch.cat([frequency.clamp(min=0.1).log().median()[None], (x.pow(3).mean(2) / spread**3).mean(0)])
+
+
+def _turned_masks(seen: SeenData) -> Iterator[str]:
+    """Name silos whose masks have as many pixels of one class as those of others have of another."""
+    data, rows = seen.data, _compared_rows(seen)
+    if not isinstance(data.task, Segmentation):
+        return
+    share = {
+        n: [float((data.train.y[at] == k).double().mean()) + 1e-9 for k in range(len(data.classes))]
+        for n, at in rows.items()
+    }
+    for name, others, shown in _compared([*rows]):
+        for a, b in combinations(range(len(data.classes)), 2):
+            here, *there = (log(share[n][a] / share[n][b]) for n in (name, *others))
+            usual = min(there, key=abs) * all(t * there[0] > 0 for t in there)
+            if abs(usual) > 1 and abs(here + usual) < abs(usual) / 2:
+                classes = f"{data.classes[a]!r} and {data.classes[b]!r}"
+                yield f"masks of {shown} seem to have {classes} changed places, compared with other silos: check them"
+
+
 def _rounded(seen: SeenData) -> Iterator[str]:
     """Name columns that have fewer decimals at one silo than at all others."""
     data, rows = seen.data, _compared_rows(seen)
@@ -199,5 +263,14 @@ def _shared_rows(seen: SeenData) -> Iterator[str]:
         yield from rows_of_several(seen.owned, chance(seen.data.train.x))
 
 
-BETWEEN_OWNERS = (_shared_rows, _absent_labels, _subjects_of_several, _swapped_labels, _turned_pictures, _rounded)
+BETWEEN_OWNERS = (
+    _shared_rows,
+    _absent_labels,
+    _subjects_of_several,
+    _swapped_labels,
+    _turned_pictures,
+    _turned_masks,
+    _odd_signals,
+    _rounded,
+)
 """what is looked for; each yields a line for what it finds"""

@@ -17,11 +17,14 @@ from ekiden.data.undecoded import Encoding, Inputs, Raw, joined
 
 SHORTEST = 16
 """fewest values in time of a signal"""
+LEADS = 16
+"""most channels that may be leads"""
 SUFFIXES = (".npy", ".npz", ".safetensors")
 _MOST_CHANNELS = 4
 _DARK = 32  # smallest largest value of pixels from 0 to 255
 _PIXELS = 64  # values of a sample from which whole numbers may be pixels
 _UNSCALED = 1000  # values above it are hardly scaled
+_UNIT = ((0, 1), (-1, 1))  # ranges of images as floats
 _LONGER = 4  # times as many channels as values in time
 
 
@@ -103,7 +106,10 @@ def encode(raw: Any, what: str) -> Tensor:
             raise UserError(f"{raw} has no array 'x': it has {', '.join(found)}")
         raw, what = found["x"], str(raw)
     try:
-        x = torch.as_tensor(raw.astype(raw.dtype.newbyteorder("=")) if hasattr(raw, "astype") else raw).float()
+        x = torch.as_tensor(raw.astype(raw.dtype.newbyteorder("=")) if hasattr(raw, "astype") else raw)
+        if x.is_complex():
+            raise TypeError("give real and imaginary parts as channels")
+        x = x.float()
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"{what} is not an array of numbers ({error})") from None
     if x.ndim < 2 or not x.numel():
@@ -173,6 +179,13 @@ def _say_range(parts: Mapping[str, Tensor]) -> None:
     """
     ends = {source: (float(x.min()), float(x.max())) for source, x in parts.items() if x.is_floating_point()}
     pixels = {source: ends[source] for source, x in parts.items() if source in ends and _pictured(x, *ends[source])}
+    unit, signed = (
+        [s for s, (a, b) in ends.items() if parts[s].ndim == 4 and (round(a), round(b)) == e] for e in _UNIT
+    )
+    if unit and signed:
+        tell(
+            f"images of {listed(signed)} are floats from -1 to 1, those of {listed(unit)} from 0 to 1: scale all alike"
+        )
     large = {source: (a, b) for source, (a, b) in ends.items() if source not in pixels and max(-a, b) > _UNSCALED}
     for found, advice in (
         (pixels, "if they are pixels, give uint8 or divide by 255, or give their mean and std"),

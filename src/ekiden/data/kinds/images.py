@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageFile, UnidentifiedImageError
 from torch import Tensor
 
 from ekiden.base import files
@@ -254,6 +254,8 @@ def decode(
         For each side (n, C, H, W) uint8, C = 1 or 3.
     """
     told = Notes() if notes is None else notes
+    if ImageFile.LOAD_TRUNCATED_IMAGES:
+        tell("missing parts of damaged images are read as grey: set PIL.ImageFile.LOAD_TRUNCATED_IMAGES to False")
     images = images.for_shape(shape)
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
         each = [[(raw, row) for raw in side for row in range(len(raw.images))] for side in sides]

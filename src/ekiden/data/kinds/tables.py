@@ -255,7 +255,7 @@ def _same_columns(wanted: Sequence[str], found: Sequence[str], first: str, sourc
     extra = [name for name in found if name not in wanted and not more]
     if lacking:
         near = nearest(lacking[0], [name for name in found if name not in wanted], n=1, cutoff=0.8)
-        rename = f"rename {near[0]!r} to {lacking[0]!r}, because " if near else ""
+        rename = f"rename {near[0]!r} to {lacking[0]!r} if it is that in the same unit, because " if near else ""
         raise UserError(
             f"{source} has no column {listed(map(repr, lacking))}, which {first} has: it has "
             f"{', '.join(found)}; {rename}all silos need the same columns"

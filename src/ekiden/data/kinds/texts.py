@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -23,6 +24,7 @@ PAD = 0
 """the token that fills up short texts"""
 _CUT = 0.05  # share of texts that may be cut off without a line
 _WORD = re.compile(r"\w+|[^\w\s]")
+_UNSEEN = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff]")  # characters of no width: soft hyphens, byte order marks
 _VOCABULARY = 8192  # of hashed words; one in nine of the 1000 commonest words shares its token with another of them
 
 
@@ -54,11 +56,10 @@ class Tokens(Inputs):
 
     def encode(self, raw: Any) -> Tensor:
         """Return (n, L) int64 for texts; L is the length of the longest one, at most `length`."""
-        texts: list[str] = list(raw)
+        texts = [unicodedata.normalize("NFC", text) for text in raw]  # some programs write an accent as a character
         if self.tokenizer == "words":
-            each: list[Sequence[int]] = [
-                [_word(w, self.vocabulary) for w in _WORD.findall(text.lower())[: self.length]] for text in texts
-            ]
+            words = (_WORD.findall(_UNSEEN.sub("", text).lower())[: self.length] for text in texts)
+            each: list[Sequence[int]] = [[_word(w, self.vocabulary) for w in found] for found in words]
         else:
             made, digest = _loaded(self.tokenizer)
             if digest != self.digest:
