@@ -64,6 +64,7 @@ EVERY: list[tuple[Partition, int]] = [
     (Dirichlet(0.05, min_size=1), 3),
     (Domains(), 4),
     (Domains(("sketch", "photo", "art", "cartoon")), 8),
+    (Domains(skew=Dirichlet(0.1, min_size=1)), 8),
     (Pathological(2), 7),
     (Natural(), 6),
     (Natural(), 4),
@@ -243,6 +244,19 @@ def test_clients_take_domains_in_turn(clients: int) -> None:
         assert max(test) - min(test) <= 1
 
 
+def test_labels_are_skewed_within_each_domain() -> None:
+    """Each of three clients of a domain holds rows of that domain alone, and most of a class is at one of them."""
+    dataset = toy(4000, domains=True)
+    fed = split(dataset, "domains:dirichlet:0.01:1", 12, seed=0)
+    assert dataset.train.domain is not None
+    for d in range(4):
+        clients = held(fed)[d::4]
+        assert {d} == {int(domain) for rows in clients for domain in dataset.train.domain[rows]}
+        counts = torch.stack([torch.bincount(dataset.train.y[rows], minlength=5) for rows in clients])
+        assert (counts.amax(0) / counts.sum(0)).mean() > 0.9
+    assert len(split(dataset, "domains:dirichlet:0.5").clients) == 8, "two for each domain by default"
+
+
 def test_domains_in_a_given_order() -> None:
     fed = split(toy(domains=True), parse("domains:sketch,art,photo,cartoon"), seed=0)
     assert [c.name for c in fed.clients] == ["sketch", "art", "photo", "cartoon"]
@@ -255,6 +269,7 @@ def test_domains_in_a_given_order() -> None:
         (Domains(("photos", "art", "cartoon", "sketch")), 4, "unknown domain 'photos': did you mean 'photo'?"),
         (Domains(("photo", "art")), 2, "must name each domain once"),
         (Domains(("photo", "photo", "art", "cartoon", "sketch")), 5, "must name each domain once"),
+        (Domains(skew=Dirichlet(0.1)), 4, "domains:dirichlet:0.1 skews labels among the clients of a domain: take 8"),
     ],
 )
 def test_domain_errors(partition: Partition, clients: int, message: str) -> None:
@@ -439,7 +454,11 @@ def test_errors_are_one_line_for_the_user(call: Callable[[], object], message: s
         st.just(Natural()),
         st.builds(Pathological, st.integers(1, 100)),
         st.builds(Dirichlet, st.floats(1e-6, 1e6), st.integers(1, 100)),
-        st.builds(Domains, st.lists(st.from_regex(r"[a-z_0-9]+", fullmatch=True), max_size=5).map(tuple)),
+        st.builds(
+            Domains,
+            st.lists(st.from_regex(r"[a-z_0-9]+", fullmatch=True), max_size=5).map(tuple),
+            st.none() | st.builds(Dirichlet, st.floats(1e-6, 1e6), st.integers(1, 100)),
+        ),
     )
 )
 def test_what_is_written_is_read_back(partition: Partition) -> None:
@@ -448,7 +467,18 @@ def test_what_is_written_is_read_back(partition: Partition) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["iid", "dirichlet:0.5", "dirichlet:1", "dirichlet:0.1:1", "domains", "domains:photo,art", "classes:2", "natural"],
+    [
+        "iid",
+        "dirichlet:0.5",
+        "dirichlet:1",
+        "dirichlet:0.1:1",
+        "domains",
+        "domains:photo,art",
+        "classes:2",
+        "natural",
+        "domains:dirichlet:0.5",
+        "domains:photo,art:dirichlet:0.1:1",
+    ],
 )
 def test_spellings_are_kept(text: str) -> None:
     assert str(parse(text)) == text
@@ -456,7 +486,8 @@ def test_spellings_are_kept(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text", ["", "idd", "iid:3", "dirichlet", "dirichlet:", "dirichlet:x", "dirichlet:1:2:3", "dirichlet:1:x",
-             "domains:", "domains:a,,b", "classes", "classes:two", "classes:1.5", "natural:1"]
+             "domains:", "domains:a,,b", "domains:dirichlet:x", "domains:a:b:dirichlet:1", "classes", "classes:two",
+             "classes:1.5", "natural:1"]
 )  # fmt: skip
 def test_a_bad_spelling_shows_the_good_ones(text: str) -> None:
     with pytest.raises(UserError, match=r"is not a partition: give one of iid, dirichlet:0\.5, domains") as caught:

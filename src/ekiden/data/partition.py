@@ -110,7 +110,10 @@ def _validation(train: Samples, rows: Sequence[Rows], share: float) -> tuple[lis
     return cut(every[~held], [len(r) for r in rows] - sizes), cut(every[held], sizes)
 
 
-SPELLINGS = "iid, dirichlet:0.5, domains, domains:photo,sketch (all domains, in this order), classes:2, natural"
+SPELLINGS = (
+    "iid, dirichlet:0.5, domains, domains:photo,sketch (all domains, in this order), domains:dirichlet:0.5 (labels "
+    "skewed within domains), classes:2, natural"
+)
 TRIES = 5_000  # draws of a Dirichlet partition; the published settings need fewer than 100
 _FIRST = 50  # draws before we ask whether more are worth a try
 _NUMBERS = 5_000_000  # random numbers for the answer
@@ -165,9 +168,13 @@ class Dirichlet(Checked):
     min_size: Count = 10
 
     def assign(self, dataset: Dataset, clients: int, rng: Generator) -> list[Rows]:
-        n, units = len(dataset.train), DealtUnits(dataset.train)
+        return self.deal(dataset, np.arange(len(dataset.train)), clients, rng)
+
+    def deal(self, dataset: Dataset, rows: Rows, clients: int, rng: Generator) -> list[Rows]:
+        """Return which of some training rows each client holds."""
+        n, units = len(rows), DealtUnits(dataset.train, rows)
         if n >= clients * self.min_size:
-            labels = units.commonest(numpy(dataset.strata(dataset.train)))
+            labels = units.commonest(numpy(dataset.strata(dataset.train))[rows])
             classes = [np.flatnonzero(labels == c) for c in np.unique(labels)]
             tries = TRIES
             for draw in count(1):
@@ -221,26 +228,37 @@ class Dirichlet(Checked):
 
 @dataclass(frozen=True)
 class Domains:
-    """One domain for each client. With m times as many clients as domains, each domain is cut into m even parts.
+    """One domain for each client. With m times as many clients as domains, each domain is divided into m parts.
 
     Clients take the domains in turn: with four domains, client 0 and client 4 share the first one.
 
     Attributes:
         order: all domain names, in the order of the clients; the data set's own order if empty.
+        skew: how the labels of a domain are divided among its clients; even parts if None.
     """
 
     order: tuple[str, ...] = ()
+    skew: Dirichlet | None = None
 
     def assign(self, dataset: Dataset, clients: int, rng: Generator) -> list[Rows]:
         names = self.names(dataset)
         if clients % len(names):
             n = len(names)
             raise UserError(f"{clients} clients cannot share {n} domains evenly: take a multiple of {n}.")
+        if self.skew and clients == len(names):
+            raise UserError(f"{self} skews labels among the clients of a domain: take {2 * clients} clients or more.")
         assert dataset.train.domain is not None  # names() has checked this
         domain = numpy(dataset.train.domain)
-        each = [DealtUnits(dataset.train, np.flatnonzero(domain == dataset.domains.index(name))) for name in names]
-        pieces = [units.even(rng.permutation(units.count), clients // len(names)) for units in each]
-        return [each[k % len(names)].rows(pieces[k % len(names)][k // len(names)]) for k in range(clients)]
+        held = [np.flatnonzero(domain == dataset.domains.index(name)) for name in names]
+        pieces = [self._pieces(dataset, rows, clients // len(names), rng) for rows in held]
+        return [pieces[k % len(names)][k // len(names)] for k in range(clients)]
+
+    def _pieces(self, dataset: Dataset, rows: Rows, parts: int, rng: Generator) -> list[Rows]:
+        """Divide the rows of a domain."""
+        if self.skew:
+            return self.skew.deal(dataset, rows, parts, rng)
+        units = DealtUnits(dataset.train, rows)
+        return [units.rows(part) for part in units.even(rng.permutation(units.count), parts)]
 
     def names(self, dataset: Dataset) -> tuple[str, ...]:
         """Return the domains in the order in which clients take them.
@@ -258,7 +276,7 @@ class Domains:
         return self.order or dataset.domains
 
     def __str__(self) -> str:
-        return ":".join(["domains", ",".join(self.order)] if self.order else ["domains"])
+        return ":".join(filter(None, ("domains", ",".join(self.order), str(self.skew or ""))))
 
 
 @dataclass(frozen=True)
@@ -340,7 +358,8 @@ _SPELLED = (Iid, Dirichlet, Domains, Pathological, Natural)
 def parse(text: str) -> Partition:  # noqa: PLR0911  (one spelling, one return)
     """Return the partition with this spelling; `str` of a partition returns the spelling.
 
-    Spellings: iid, dirichlet:BETA, dirichlet:BETA:MIN_SIZE, domains, domains:NAME,NAME, classes:K, natural.
+    Spellings: iid, dirichlet:BETA, dirichlet:BETA:MIN_SIZE, domains, domains:NAME,NAME, classes:K, natural. After
+    domains there may be one of Dirichlet, as in domains:dirichlet:BETA.
 
     Raises:
         UserError: `text` is none of the spellings.
@@ -358,6 +377,10 @@ def parse(text: str) -> Partition:  # noqa: PLR0911  (one spelling, one return)
                 return Dirichlet(float(beta), int(least))
             case "classes", [k]:
                 return Pathological(int(k))
+            case "domains", [*order, "dirichlet", _] | [*order, "dirichlet", _, _]:
+                whole, skew = parse(":".join([kind, *order])), parse(":".join(values[len(order) :]))
+                if isinstance(whole, Domains) and isinstance(skew, Dirichlet):
+                    return Domains(whole.order, skew)
             case "domains", []:
                 return Domains()
             case "domains", [order] if all(names := order.split(",")):
@@ -384,8 +407,8 @@ def split(
     Args:
         dataset: what to divide: a `Dataset`, or samples that `from_tensors` takes.
         partition: which training rows each client holds: a partition, or its spelling, as in "dirichlet:0.5".
-        clients: number of clients; the default is the number of domains or natural owners, or else 10, fewer if
-            that leaves less than 20 samples (or subjects) for each.
+        clients: number of clients; the default is the number of domains (twice that if their labels are skewed) or
+            natural owners, or else 10, fewer if that leaves less than 20 samples (or subjects) for each.
         seed: the same seed gives the same split.
         val_fraction: share of each client's rows for validation, from 0 to below 1.
 
@@ -430,7 +453,7 @@ def _whole(dataset: Any, partition: Any) -> Dataset:
 
 def _default_clients(dataset: Dataset, partition: Partition) -> int:
     if isinstance(partition, Domains):
-        return len(partition.names(dataset))
+        return len(partition.names(dataset)) * (2 if partition.skew else 1)
     if isinstance(partition, Natural) and dataset.train.group is not None:
         return len(np.unique(numpy(dataset.train.group)))
     return max(2, min(10, DealtUnits(dataset.train).count // _ENOUGH))
