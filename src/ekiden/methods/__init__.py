@@ -20,6 +20,7 @@ from ekiden.methods.exact.fedcof import FedCOF
 from ekiden.methods.exact.fedgram import FedGram
 from ekiden.methods.exact.fedkrylov.fedkrylov import FedKrylov
 from ekiden.methods.exact.fedran import FedRAN
+from ekiden.methods.exact.slot_align import SLOTAlign
 from ekiden.methods.exact.trees import Trees
 from ekiden.methods.gossip.criticalfl import CriticalFL
 from ekiden.methods.gossip.criticalfl_server import CriticalFLServer
@@ -67,6 +68,7 @@ SORTS: dict[str, tuple[type[Method], ...]] = {
         FedKrylov,
         FedRAN,
         FedCOF,
+        SLOTAlign,
     ),
     "regression and trees: of pooled data, from sums that clients hand on": (GLM, Trees),
     "one round: each client trains once, the server combines": (
@@ -239,6 +241,7 @@ __all__ = [
     "OTFusion",
     "RegMean",
     "SFedKD",
+    "SLOTAlign",
     "Trees",
     "among",
     "between_machines",

@@ -47,8 +47,9 @@ class Plan(Checked, Generic[M]):
     """name of a data set (see `ekiden list`), a folder of class folders or domain/class folders, a table (Parquet,
     CSV), or arrays (.npz, safetensors)"""
     partition: str = "auto"
-    """who holds what: iid, dirichlet:BETA, domains[:A,B,...], classes:K, natural; auto: natural with --silos or
-    --group-column, by domain where the data have domains, else dirichlet:0.5, or iid if samples are few"""
+    """who holds what: iid, dirichlet:BETA, domains[:A,B,...][:dirichlet:BETA] (with labels skewed within domains),
+    classes:K, natural; auto: natural with --silos or --group-column, by domain where the data have domains, else
+    dirichlet:0.5, or iid if samples are few"""
     clients: Count | None = None
     """N, number of clients; by default one per domain or natural owner, else 10, fewer if samples are few"""
     size: Count | None = None
