@@ -15,12 +15,12 @@ from torch import nn
 
 import ekiden
 from ekiden import FederatedData, Hardware, UserError, federate, load_model
+from ekiden.base.files import read_tensors
 from ekiden.base.seeds import derive
 from ekiden.base.sums import size
 from ekiden.cli.app import main
 from ekiden.engine.folder import read_lines
 from ekiden.engine.method import Method
-from ekiden.engine.store import load
 from ekiden.engine.worker import Client, Setup, Worker
 from ekiden.methods import FedAvg, FedGram, FedKrylov, FedSeq, among, with_lap
 from ekiden.methods.exact.fedgram import Summing
@@ -376,7 +376,7 @@ def test_a_silo_that_was_not_in_the_data_joins(commands: Commands) -> None:
 
 
 def tensors(file: Path) -> dict[str, Any]:
-    return {name: tensor.tolist() for name, tensor in load(file).items()}
+    return {name: tensor.tolist() for name, tensor in read_tensors(file)[0].items()}
 
 
 def test_seeds_of_a_revised_run_are_one_row_and_one_line_of_the_report(tmp_path: Path) -> None:

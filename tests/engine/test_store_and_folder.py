@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from ekiden.engine.federation import Fed
 from ekiden.engine.folder import Marks, RunFolder, read_config, read_lines
 from ekiden.engine.method import Method, State, Traits, on_client
 from ekiden.engine.networks import read_model
-from ekiden.engine.store import FolderJournal, Store, load, read
+from ekiden.engine.store import FolderJournal, Store, read
 from ekiden.engine.transport import Transfer
 from ekiden.engine.wire import Ref
 from ekiden.engine.worker import Client
@@ -430,12 +431,12 @@ def test_folders_that_do_not_say_which_private_states_there_are_go_on(
     whole = go(Counting(rounds=4), blobs, tmp_path / "whole")
     go(Counting(rounds=4), blobs, tmp_path / "run", stop_after=4)
     state = tmp_path / "run" / "state.safetensors"
-    config = files.metadata_of(state.read_bytes())["config"]
+    config = files.read_tensors(state)[1]["config"]
     state.write_bytes(b"".join(files.with_digest(wire.chunks(read(state, tuple[State, Marks])), config=config)))
-    assert "written" not in files.metadata_of(state.read_bytes())
+    assert "written" not in files.read_tensors(state)[1]
     go(Counting(rounds=4), blobs, tmp_path / "run", stop_after=1)
     written = {"client-0": "5", **{f"client-{i}": str(i + 1) for i in (1, 2, 3)}}
-    assert json.loads(files.metadata_of(state.read_bytes())["written"]) == written
+    assert json.loads(files.read_tensors(state)[1]["written"]) == written
     again = go(Counting(rounds=4), blobs, tmp_path / "run")
     assert torch.equal(again.weights.params, whole.weights.params)
     assert caplog.text == ""
@@ -481,11 +482,32 @@ def test_files_without_a_digest_count_as_damaged(tmp_path: Path) -> None:
 @given(st.integers(0), st.integers(0, 7))
 def test_a_file_with_a_digest_is_told_from_every_other(place: int, bit: int) -> None:
     data = b"".join(files.with_digest(wire.chunks((model(1), "text", 2))))
-    assert files.intact(data) == data
     assert torch.equal(wire.decode(data, tuple[Weights, str, int])[0].params, model(1).params)
-    changed = flipped(data, place % len(data), bit)
-    with pytest.raises((files.Damaged, wire.WireError)):
-        wire.decode(files.intact(changed), tuple[Weights, str, int])
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "file"
+        file.write_bytes(data)
+        assert torch.equal(read(file, tuple[Weights, str, int])[0].params, model(1).params)
+        for changed in (flipped(data, place % len(data), bit), data[: place % len(data)], data + b"0"):
+            file.write_bytes(changed)
+            with pytest.raises(files.Damaged):
+                read(file, tuple[Weights, str, int])
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux tells a peak that was reset")
+def test_a_large_value_is_in_memory_once_when_it_is_read(tmp_path: Path) -> None:
+    """As many bytes as the value has, and what is used are the bytes that were checked."""
+    file, size = tmp_path / "value.safetensors", 1 << 25
+    files.write(file, files.with_digest(wire.chunks(torch.arange(size // 8))))
+    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
+    before = peak()
+    value = read(file, Tensor)
+    assert peak() - before < 1.3 * size
+    os.truncate(file, 0)  # a mapped value would be gone, and the process with it
+    assert torch.equal(value, torch.arange(size // 8))
+
+
+def peak() -> int:
+    return 1024 * int(re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[0])
 
 
 def test_a_result_that_changed_is_refused(blobs: FederatedData, tmp_path: Path) -> None:
@@ -735,11 +757,12 @@ def full_disk(*args: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_all_dtypes_of_a_model_file_are_read_by_the_library(tmp_path: Path) -> None:
+def test_all_dtypes_of_a_model_file_are_read_by_the_library_and_by_us(tmp_path: Path) -> None:
     tensors: dict[str, Tensor] = {str(dtype): torch.ones(2, 3).to(dtype) for dtype in files.DTYPES}
     files.write(tmp_path / "model.safetensors", files.with_digest(files.safetensors_chunks(tensors, {"format": "pt"})))
-    loaded = load(tmp_path / "model.safetensors")
-    assert all(torch.equal(loaded[k], v) and loaded[k].dtype == v.dtype for k, v in tensors.items())
+    file = tmp_path / "model.safetensors"
+    for loaded in (safetensors.torch.load_file(file), files.read_tensors(file)[0]):
+        assert all(torch.equal(loaded[k], v) and loaded[k].dtype == v.dtype for k, v in tensors.items())
 
 
 @pytest.mark.parametrize("room", [0, 3, 9, 14, 20])
@@ -762,7 +785,7 @@ def test_a_run_on_a_full_disk_goes_on_when_there_is_room(
             go(Counting(), blobs, tmp_path / "run")
     assert not list((tmp_path / "run").rglob("*.tmp"))
     for file in (tmp_path / "run").rglob("*.safetensors"):
-        load(file)  # raises an error if it is half written
+        files.read_tensors(file)  # raises an error if it is half written
     go(Counting(), blobs, tmp_path / "run")
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 

@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 
 from ekiden.base.errors import UserError
-from ekiden.base.files import metadata_of, safetensors_chunks, with_digest, write
+from ekiden.base.files import read_tensors, safetensors_chunks, with_digest, write
 from ekiden.base.settings import Hardware
 from ekiden.cli.app import call
 from ekiden.data.tasks import Classification
@@ -70,7 +70,7 @@ class Made:
         """Say that this is the model of the last state."""
         file = self.run / "state.safetensors"
         state, marks = read(file, tuple[type(self.method.start()), Marks])  # type: ignore[misc]
-        said = metadata_of(file.read_bytes())
+        said = read_tensors(file)[1]
         changed = wire.chunks((replace(state, model=model), marks))
         write(file, with_digest(changed, config=said["config"], written=said["written"]))
 

@@ -24,6 +24,7 @@ from ekiden.base.errors import UserError
 
 _DIGEST = "blake2b"
 _BLANK = "0" * 32  # placeholder for the digest while it is computed
+_AT_ONCE = 1 << 20  # bytes that are read and hashed while they are in the processor's cache
 _MARK = b"ekiden\0\2"
 """first bytes of a file with a digest that is not a safetensors file (those begin with the length of their header)"""
 DTYPES = {
@@ -38,6 +39,7 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+_KINDS = {name: kind for kind, name in DTYPES.items()}
 
 
 class Damaged(UserError):
@@ -70,7 +72,7 @@ def safetensors_chunks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str
 
 
 def with_digest(chunks: Iterable[bytes | memoryview], **more: str) -> Iterator[bytes | memoryview]:
-    """Return the pieces of a safetensors file with a digest of all its bytes in the metadata, for `intact`.
+    """Return the pieces of a safetensors file with a digest of all its bytes in the metadata, for `read_tensors`.
 
     It stays a safetensors file that every tool reads.
 
@@ -88,31 +90,48 @@ def with_digest(chunks: Iterable[bytes | memoryview], **more: str) -> Iterator[b
     yield from tensors
 
 
-def intact(data: bytes) -> bytes:
-    """Return the `data` of a safetensors file with a digest as they were written.
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors and the metadata of a file that `with_digest` and `write` made.
+
+    Bytes go from the file into the tensors, so they are in memory once, and those that are used are those that were
+    checked. (A mapped file needs as much. Whoever changes it later changes the tensors, or kills the process.)
 
     Raises:
         Damaged: a byte was changed, it is truncated, or it has no digest.
+        OSError: it cannot be read.
     """
-    name = f'"{_DIGEST}":"'.encode()
-    at = data.find(name, 8, 8 + int.from_bytes(data[:8], "little"))
-    if at < 0:
-        raise Damaged("changed since it was written: it has no digest")
-    start, end = at + len(name), at + len(name) + len(_BLANK)
-    found = hashlib.blake2b(data[:start], digest_size=len(_BLANK) // 2)
-    found.update(_BLANK.encode())
-    found.update(memoryview(data)[end:])
-    if found.hexdigest().encode() != data[start:end]:
+    with path.open("rb") as file:
+        left = os.fstat(file.fileno()).st_size
+        first = file.read(8)
+        length = int.from_bytes(first, "little")
+        text = file.read(length) if 8 + length <= left else b""
+        left -= 8 + length
+        tensors: dict[str, Tensor] = {}
+        try:
+            header = json.loads(text)
+            metadata = header.pop("__metadata__")
+            said = metadata[_DIGEST]
+            blank = f'"{_DIGEST}":"{_BLANK}"'.encode()
+            found = hashlib.blake2b(
+                first + text.replace(f'"{_DIGEST}":"{said}"'.encode(), blank, 1), digest_size=len(_BLANK) // 2
+            )
+            for name, about in header.items():
+                tensor = torch.empty(0, dtype=_KINDS[about["dtype"]])
+                size = prod(about["shape"]) * tensor.element_size()
+                if not 0 <= size <= left:
+                    break
+                tensor, left = tensor.new_empty(about["shape"]), left - size
+                view = tensor.reshape(-1).view(torch.uint8).numpy()
+                for at in range(0, size, _AT_ONCE):
+                    piece = view[at : at + _AT_ONCE].data
+                    file.readinto(piece)
+                    found.update(piece)
+                tensors[name] = tensor
+        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError):
+            raise Damaged("changed since it was written: it has no digest") from None
+    if left or len(tensors) < len(header) or found.hexdigest() != said:
         raise Damaged("changed since it was written: its digest differs")
-    return data
-
-
-def metadata_of(data: bytes) -> dict[str, str]:
-    """Return the metadata of a safetensors file; empty for any other file."""
-    try:
-        return dict(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__") or {})
-    except (ValueError, AttributeError, TypeError, RecursionError):
-        return {}
+    return tensors, metadata
 
 
 def _framed(header: Mapping[str, object]) -> bytes:

@@ -40,13 +40,13 @@ from torch import Tensor, nn
 from ekiden._version import __version__
 from ekiden.base.checks import made, reading
 from ekiden.base.errors import UserError, listed
-from ekiden.base.files import disk_error, hold_lock, metadata_of, read_regular, safetensors_chunks, with_digest, write
+from ekiden.base.files import disk_error, hold_lock, read_regular, safetensors_chunks, with_digest, write
 from ekiden.base.seeds import seeded
 from ekiden.base.settings import Hardware, Training
 from ekiden.data.samples import ClientData, Samples, Subset
 from ekiden.engine import wire
 from ekiden.engine.method import State
-from ekiden.engine.store import read
+from ekiden.engine.store import read_described
 from ekiden.engine.transport import Transfer
 from ekiden.engine.worker import Setup
 from ekiden.training import frozen
@@ -332,13 +332,12 @@ def read_state(path: Path, kind: type[S], config: str) -> tuple[S, Marks, Mappin
     """
     file = path / "state.safetensors"
     try:
-        state, marks = read(file, tuple[kind, Marks])  # type: ignore[valid-type]
+        (state, marks), said = read_described(file, tuple[kind, Marks])  # type: ignore[valid-type]
     except wire.WireError:
         raise UserError(
             f"{file} is damaged or of another version of Ekiden: use the one that wrote it, or delete {path} to run it "
             "again"
         ) from None
-    said = metadata_of(file.read_bytes())
     if said.get(_CONFIG) != config:
         raise UserError(f"{path / 'config.json'} was changed after the run began: restore it from a backup")
     return state, marks, json.loads(said[_WRITTEN]) if _WRITTEN in said else None

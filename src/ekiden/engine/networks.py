@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from ekiden import models
 from ekiden.base.errors import UserError
-from ekiden.base.files import Damaged
+from ekiden.base.files import Damaged, read_tensors
 from ekiden.base.seeds import derive, seeded
 from ekiden.data.kinds import Inputs
 from ekiden.data.samples import FederatedData
@@ -26,7 +26,6 @@ from ekiden.data.tasks import Task
 from ekiden.engine import wire
 from ekiden.engine.folder import RunFolder
 from ekiden.engine.method import Method
-from ekiden.engine.store import load as load_tensors
 from ekiden.engine.worker import Setup
 from ekiden.models import training_part
 from ekiden.models.split import Widened
@@ -250,10 +249,12 @@ def read_model(folder: Path, name: str, build: Callable[[], nn.Module], *, own: 
     todo = "run it again" if own else "give one with the values of the run's network"
     state = module.state_dict()  # has versions of layers; without, BatchNorm expects counters
     try:
-        found = load_tensors(file) if own else load_file(file)
+        found = read_tensors(file)[0] if own else load_file(file)
         state.clear()
         state.update(found)
         module.load_state_dict(state)
+        state.clear()
+        del found  # it would be in memory twice
     except FileNotFoundError:
         models = (*folder.glob("model.safetensors"), *folder.glob("personal/*.safetensors"))
         present = sorted(str(p.relative_to(folder)) for p in models)

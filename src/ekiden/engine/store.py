@@ -3,17 +3,15 @@
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from ekiden.base.errors import UserError
-from ekiden.base.files import Damaged, intact, metadata_of, safetensors_chunks, with_digest, write
+from ekiden.base.files import Damaged, read_tensors, safetensors_chunks, with_digest, write
 from ekiden.engine import wire
 from ekiden.training.weights import Weights
 
@@ -163,9 +161,9 @@ class FolderJournal:
     def load(self, key: str) -> dict[str, Tensor] | None:
         """Return what was saved under `key`, if it can be read."""
         try:
-            data = (self._folder / f"{key}.safetensors").read_bytes()
-            return tensors_of(data) if metadata_of(data).get("arguments") == self._arguments() else None
-        except (OSError, SafetensorError, ValueError, Damaged):
+            tensors, said = read_tensors(self._folder / f"{key}.safetensors")
+            return tensors if said.get("arguments") == self._arguments() else None
+        except (OSError, Damaged):
             return None
 
     def save(self, key: str, tensors: dict[str, Tensor]) -> None:
@@ -183,36 +181,27 @@ def read_trained(client: Path) -> tuple[int, list[Weights]]:
     """
     file = client / "journal" / f"{TRAINED}.safetensors"
     try:
-        tensors = load(file)
+        tensors, _ = read_tensors(file)
         step, parts = int(tensors.pop("step")), ("params", "buffers", "counters")
         return step, [Weights(*(tensors[f"{i}.{p}"] for p in parts)) for i in range(len(tensors) // len(parts))]
-    except (OSError, SafetensorError, ValueError, KeyError, Damaged) as error:
+    except (OSError, ValueError, KeyError, Damaged) as error:
         raise UserError(f"{file} is damaged or not a file of trained models ({error}): run again") from None
 
 
-def load(path: Path) -> dict[str, Tensor]:
-    """Return the tensors in a safetensors file.
-
-    Raises:
-        Damaged: a byte of it was changed.
-        OSError, SafetensorError, ValueError: it is missing, or not such a file.
-    """
-    return tensors_of(path.read_bytes())
-
-
-def tensors_of(data: bytes) -> dict[str, Tensor]:
-    """Return the tensors in the bytes of such a file."""
-    return wire.placed(safetensors.torch.load(intact(data)))  # type: ignore[no-any-return]
-
-
 def read(path: Path, expected: Any) -> Any:
-    """Return the payload in a file.
+    """Return the payload in a file; see `read_described`."""
+    return read_described(path, expected)[0]
+
+
+def read_described(path: Path, expected: Any) -> tuple[Any, Mapping[str, str]]:
+    """Return the payload in a file and the file's metadata.
 
     Raises:
         Damaged: it has changed since it was written; the message names the file.
     """
     try:
-        return wire.decode(intact(path.read_bytes()), expected)
+        tensors, said = read_tensors(path)
+        return wire.assemble(tensors, said, expected), said
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except Damaged as error:

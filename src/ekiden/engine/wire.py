@@ -162,16 +162,33 @@ def decode(data: bytes | memoryview, expected: Any, fetch: Callable[[Ref[Any]], 
         tensors = safetensors.torch.load(data)
         length = int.from_bytes(data[:8], "little")
         metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+    except (SafetensorError, ValueError, RecursionError, TypeError, AttributeError) as error:
+        raise _unreadable(error) from None
+    return assemble(tensors, metadata, expected, fetch)
+
+
+def assemble(
+    tensors: dict[str, Tensor],
+    metadata: Mapping[str, str],
+    expected: Any,
+    fetch: Callable[[Ref[Any]], Any] | None = None,
+) -> Any:
+    """Return what `decode` returns, from the tensors and the metadata of the encoded value."""
+    try:
         if metadata.get("format") != FORMAT:
             raise WireError(f"not a payload of this version (expected {FORMAT}): was it written by Ekiden?")
         tree = json.loads(metadata["tree"])
-    except (SafetensorError, ValueError, KeyError, RecursionError, TypeError, AttributeError) as error:
-        raise WireError(f"unreadable payload ({type(error).__name__}): truncated, or not written by Ekiden") from None
+    except (ValueError, KeyError, RecursionError, TypeError, AttributeError) as error:
+        raise _unreadable(error) from None
     reader = _Reader(tensors, fetch)
     value = reader.read(tree, expected)
     if reader.tensors:
         raise WireError(f"payload holds {len(reader.tensors)} tensors that belong to no value: refused")
     return value
+
+
+def _unreadable(error: Exception) -> WireError:
+    return WireError(f"unreadable payload ({type(error).__name__}): truncated, or not written by Ekiden")
 
 
 def _leaf_size(leaf: Any) -> int:

@@ -19,7 +19,7 @@ from rich.table import Table
 from ekiden.base import outside
 from ekiden.base.checks import plain
 from ekiden.base.errors import UserError, at, counted
-from ekiden.base.files import Damaged, read_regular
+from ekiden.base.files import Damaged, read_regular, read_tensors
 from ekiden.base.settings import Hardware, Training
 from ekiden.data.samples import said_in
 from ekiden.data.tasks import Metric, Scores
@@ -27,7 +27,6 @@ from ekiden.engine import evaluation
 from ekiden.engine.drive import told
 from ekiden.engine.folder import read_config, read_ledger, read_lines, read_passes, settings_in
 from ekiden.engine.method import Method
-from ekiden.engine.store import load
 from ekiden.engine.transport import Transfer
 from ekiden.engine.wire import SERVER
 from ekiden.methods import known
@@ -356,7 +355,7 @@ def coefficients_of(run: Summary) -> tuple[Coefficient, ...]:
     if run.recorded or "family" not in run.recipe["hyperparameters"]:
         return ()
     try:
-        return coefficients_in(run.config, load(run.folder / "model.safetensors"))
+        return coefficients_in(run.config, read_tensors(run.folder / "model.safetensors")[0])
     except (OSError, ValueError, Damaged, UserError):
         return ()  # not finished
 

@@ -21,7 +21,7 @@ from typing import Any, Optional
 
 from ekiden.base.checks import made, plain
 from ekiden.base.errors import UserError
-from ekiden.base.files import Damaged, intact, locked, marked, verified, with_digest, write
+from ekiden.base.files import Damaged, locked, marked, read_tensors, verified, with_digest, write
 from ekiden.engine import wire
 from ekiden.engine.wire import Encoded
 from ekiden.transports.flower.trust import custody
@@ -135,7 +135,7 @@ class Shelf:
             return None
         kind, path = self._private_type, self._private(made)
         try:
-            return wire.decode(intact(path.read_bytes()), Optional[kind] if kind is not None else None)  # noqa: UP045
+            return wire.assemble(*read_tensors(path), Optional[kind] if kind is not None else None)  # noqa: UP045
         except FileNotFoundError:
             raise LostValue(f"{path} is gone") from None
         except (OSError, Damaged, wire.WireError) as error:
