@@ -8,7 +8,8 @@ The network is one linear layer, and each client takes one step of SGD on two sa
 moving and keeping a model costs, not what training costs. "Bare" copies the model into a network that it keeps, takes
 the step and, for FedAvg with four clients, averages. "Writing" is one write of the model with a digest, which each step
 needs to survive a power cut. All take turns in a process for each method. Seconds are CPU time of one thread, with what
-the system spends for this process. Memory is the peak of a run, with PyTorch and the data.
+the system spends for this process. Memory is the peak of a run, with PyTorch and the data, and of a process that goes
+on with this run for one step.
 """
 
 import itertools
@@ -96,16 +97,23 @@ def steps(method: Method, megabytes: int, x: Tensor, y: Tensor, folder: Path) ->
     return [after - before for before, after in itertools.pairwise(times)]
 
 
+def peak_of(megabytes: int, name: str, x: Tensor, y: Tensor, folder: Path) -> tuple[float, float]:
+    """Return the CPU seconds of a step and the peak in GB, of a run that begins or goes on in `folder`."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    times = steps(METHODS[name][0], megabytes, x, y, folder)
+    return median(times or [0]), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+
+
 def measure(megabytes: int, name: str) -> str:
     """Return a row of the table."""
-    torch.set_num_threads(1)
     method, clients = METHODS[name]
-    x, y = torch.rand(CLIENTS * BATCH, WIDTH), torch.arange(CLIENTS * BATCH)
+    x, y = samples()
     found: list[tuple[float, ...]] = []
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
-        ours = median(steps(method, megabytes, x, y, place / "first"))
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+        ours, peak = peak_of(megabytes, name, x, y, place / "first")
+        resumed = called(str(megabytes), name, str(place / "first"))
         model = network(megabytes).weight.detach()
         step = bare(model, x, y, clients)
         step()
@@ -117,20 +125,35 @@ def measure(megabytes: int, name: str) -> str:
             ours = median(steps(method, megabytes, x, y, place / f"{turn}")) if turn else ours
             found.append((base, writing, ours, ours / (base + writing)))
     numbers = " | ".join(f"{median(column):.2f}" for column in zip(*found, strict=True))
-    return f"| {name} | {megabytes} | {numbers} | {peak:.1f} |"
+    return f"| {name} | {megabytes} | {numbers} | {peak:.1f} | {resumed} |"
+
+
+def samples() -> tuple[Tensor, Tensor]:
+    """Make the samples and labels, always the same."""
+    return torch.rand(CLIENTS * BATCH, WIDTH, generator=torch.Generator().manual_seed(0)), torch.arange(CLIENTS * BATCH)
+
+
+def called(*words: str) -> str:
+    """Return what this script prints in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.large", *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def main() -> None:
     """Print the table, or one of its rows."""
     megabytes = int(sys.argv[1]) if len(sys.argv) > 1 else 300
+    if len(sys.argv) > 3:
+        print(f"{peak_of(megabytes, sys.argv[2], *samples(), Path(sys.argv[3]))[1]:.1f}")
+        return
     if len(sys.argv) > 2:
         print(measure(megabytes, sys.argv[2]))
         return
-    print("| method | MB | bare, s | writing once, s | a step, s | of bare plus writing | memory, GB |")
-    print("|---|---|---|---|---|---|---|")
+    print(
+        "| method | MB | bare, s | writing once, s | a step, s | of bare plus writing | memory, GB | of a resume, GB |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
     for name in METHODS:
-        command = [sys.executable, "-m", "benchmarks.large", str(megabytes), name]
-        print(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip(), flush=True)
+        print(called(str(megabytes), name), flush=True)
 
 
 if __name__ == "__main__":
