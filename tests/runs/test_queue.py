@@ -91,6 +91,11 @@ def test_a_sweep_by_jobs_ends_like_one_here(
     assert [len(read_lines(file)) for file in Path("there").glob("*--seed*/metrics.jsonl")] == [2, 2]
     ekiden.sweep("table.toml", out="there", on="slurm")
     assert len(at_once) == 1, "nothing was left to submit"
+    again = ["sweep", "table.toml", "--out", "there", "--job", next(Path("there").glob("*--seed0")).name]
+    call(again)  # a job that is requeued after its run has ended
+    (Path("there") / again[-1] / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="has run-folder format None"):
+        call(again)
     (cell,) = ekiden.sweep("table.toml", out="again", on="slurm", queue={"timeout_min": 9})
     assert (at_once[1]["timeout_min"], cell["seeds"]) == (9, [0, 1])
 

@@ -126,7 +126,11 @@ def _one(name: str, runs: Sequence[SweepRun], jobs: Sequence[launch.LaunchedRun]
     """Execute the run with this folder name, if it is not finished."""
     if name not in (known := [run.folder.name for run in runs]):
         raise unknown("run", name, known)
-    for end in launch.execute([job for job in jobs if job.folder.name == name], lambda event: None):
+    for run, why in sweep.damaged(runs):
+        if run.folder.name == name:
+            raise UserError(why)
+    if asked := [job for job in jobs if job.folder.name == name]:
+        (end,) = launch.execute(asked, lambda event: None)
         if end.error:
             raise UserError(end.error)
 
