@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_or
 
 import tyro
 from tyro import _errors as mistakes  # not public, but the only place where tyro gives a mistake as data, not text
-from tyro.conf import OmitArgPrefixes, Positional, Suppress
+from tyro.conf import HelptextFromCommentsOff, OmitArgPrefixes, Positional, Suppress
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from ekiden.base.checks import hints_of
@@ -30,6 +30,7 @@ Boxes: TypeAlias = Sequence[tuple[str, str, Sequence[str]]]
 T = TypeVar("T")
 _HELP = {"-h", "--help"}
 _READING = ConstructorRegistry()
+_CONFIG = (OmitArgPrefixes, HelptextFromCommentsOff)  # our own help reads the comments, if it is asked for
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,7 @@ def parse(
     try:
         with mistakes.on_parse_error(lambda event: _refuse(event, args, prog, shown)):
             parsed: T = tyro.cli(
-                kind, args=list(args), prog=prog, config=(OmitArgPrefixes,), registry=_READING, add_help=False, **extra
+                kind, args=list(args), prog=prog, config=_CONFIG, registry=_READING, add_help=False, **extra
             )
     except _HelpWanted:
         sys.stdout.write(page(prog, shown, about, boxes))
@@ -223,7 +224,9 @@ def parse_some(kind: type[T], args: Sequence[str], prog: str) -> T:
     """Read only the flags of a dataclass, and leave other flags alone."""
     args = [arg for arg in args if arg not in _HELP]
     with mistakes.on_parse_error(lambda event: _refuse(event, args, prog, kind)):
-        parsed: T = tyro.cli(kind, args=args, registry=_READING, add_help=False, return_unknown_args=True)[0]
+        parsed: T = tyro.cli(
+            kind, args=args, config=_CONFIG, registry=_READING, add_help=False, return_unknown_args=True
+        )[0]
     return parsed
 
 
