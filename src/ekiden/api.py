@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, nullcontext
@@ -25,9 +24,9 @@ from ekiden.data.sources import federate
 from ekiden.data.tasks import Metric, own_metric
 from ekiden.engine.drive import Row
 from ekiden.engine.evaluation import EvaluateOn, TestSet, divergence
-from ekiden.engine.folder import BESIDE, RunFolder, model_digest, samples_digest
+from ekiden.engine.folder import BESIDE, RunFolder, samples_digest
 from ekiden.engine.method import Method, State, payload_types, task_names
-from ekiden.engine.networks import builder, model_bytes, network_name
+from ekiden.engine.networks import builder
 from ekiden.engine.run import End, Run, last
 from ekiden.engine.setup import (
     check_clients,
@@ -450,7 +449,9 @@ def describe(
     recipe: Recipe[Method], setup: Setup, clients: Mapping[str, Sizes], *, digests: bool = True
 ) -> dict[str, Any]:
     """Return the configuration of a run. Digests take time, so only runs with a folder have them."""
-    found = {"test": samples_digest(setup.dataset.test), "model": model_digest(setup)} if digests else None
+    model = describe_model(setup, digests=digests)
+    if digests:
+        model["digests"]["test"] = samples_digest(setup.dataset.test)
     return {
         "recipe": recipe.to_json(),
         "steps": setup.method.steps(len(clients)),
@@ -458,18 +459,6 @@ def describe(
         "hardware": asdict(setup.hardware),
         "dataset": setup.dataset.name,
         "clients": {name: list(sizes) for name, sizes in clients.items()},
-        "model_bytes": model_bytes(setup),
-        **describe_model(setup),
-        **describe_own_network(setup),
-        **({"digests": found} if found else {}),
+        **model,
         **setup.told({name: train for name, (train, _, _) in clients.items()}),
     }
-
-
-def describe_own_network(setup: Setup) -> dict[str, Any]:
-    """Return the class and the layers of a network of the user's own, for those who use the model later."""
-    if network_name(setup.build) is not None:
-        return {}
-    module = setup.build()
-    layers = re.sub(r" at 0x[0-9a-f]+", "", repr(module))
-    return {"architecture": {"class": f"{type(module).__module__}:{type(module).__qualname__}", "layers": layers}}

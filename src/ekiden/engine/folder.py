@@ -48,7 +48,6 @@ from ekiden.engine import wire
 from ekiden.engine.method import State
 from ekiden.engine.store import read_described
 from ekiden.engine.transport import Transfer
-from ekiden.engine.worker import Setup
 from ekiden.training import frozen
 from ekiden.training.network import Network
 
@@ -470,19 +469,22 @@ def source_digest(root: Path) -> str:
     return found.hexdigest()
 
 
-def model_digest(setup: Setup) -> dict[str, Any]:
+def model_digest(network: Network, shape: tuple[int, ...], constants: str) -> dict[str, Any]:
     """Return what identifies the initial model: a digest of its values and its structure, and some outputs.
 
     The outputs tell apart networks that have the same layers but use them differently.
+
+    Args:
+        network: the initial model.
+        shape: of a sample.
+        constants: the digest of its frozen part.
     """
-    module = setup.build()
-    structure = re.sub(r"0x[0-9a-f]+", "", repr(module))  # addresses differ between processes
-    network = Network(module, setup.hardware.device)
+    structure = re.sub(r"0x[0-9a-f]+", "", repr(network.module))  # addresses differ between processes
     digest = hashlib.blake2b(structure.encode(), digest_size=16)
     for name, tensor in network.module.state_dict().items():
         _add(digest, tensor, name)
-    found = {"digest": digest.hexdigest(), "answers": _answers(network, setup.dataset.shape)}
-    return found | ({"frozen": constants} if (constants := frozen.digest(network.module)) else {})
+    found = {"digest": digest.hexdigest(), "answers": _answers(network, shape)}
+    return found | ({"frozen": constants} if constants else {})
 
 
 def values_digest(module: nn.Module) -> str:

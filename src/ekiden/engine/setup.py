@@ -1,6 +1,7 @@
 """What a run is made of, checked before it begins: the machine, who takes part with which data, and the network."""
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,14 @@ from ekiden.base.settings import Hardware
 from ekiden.data import kinds
 from ekiden.data.samples import ClientData, FederatedData, Sizes, Subset, held_by
 from ekiden.data.tasks import Task, balanced, recorded
-from ekiden.engine.folder import data_differences, samples_digest
+from ekiden.engine import wire
+from ekiden.engine.folder import data_differences, model_digest, samples_digest
 from ekiden.engine.method import Method, Size
 from ekiden.engine.networks import network_name
 from ekiden.engine.wire import EVERYONE, SERVER
 from ekiden.engine.worker import Setup, Worker
 from ekiden.training import frozen, private
+from ekiden.training.network import Network
 
 
 def resolved_hardware(hardware: Hardware, workers: int, build: Callable[[], nn.Module]) -> Hardware:
@@ -107,13 +110,20 @@ def _pool(data: FederatedData) -> tuple[ClientData, ...]:
     return (ClientData("all", union(lambda c: c.train), union(lambda c: c.val), union(lambda c: c.test)),)
 
 
-def describe_model(setup: Setup) -> dict[str, Any]:
-    """Return what `ekiden.load_model` needs in addition to a run's method and model file."""
-    dataset, module = setup.dataset.fed(setup.training), setup.build()
-    digest = frozen.digest(module)
+def describe_model(setup: Setup, *, digests: bool = True) -> dict[str, Any]:
+    """Return what `ekiden.load_model` needs in addition to a run's method and model file; M; and perhaps digests.
+
+    The network is made once for all of it: a large one takes long.
+    """
+    dataset, name = setup.dataset.fed(setup.training), network_name(setup.build)
+    network = Network(setup.build(), setup.hardware.device)
+    kind, layers = type(network.module), re.sub(r" at 0x[0-9a-f]+", "", repr(network.module))
+    digest = frozen.digest(network.module)
     return {
-        "network": network_name(setup.build),
-        "frozen": {"digest": digest, "values": frozen.size(module)} if digest else {},
+        "model_bytes": wire.size(network.weights()),
+        "network": name,
+        **({} if name else {"architecture": {"class": f"{kind.__module__}:{kind.__qualname__}", "layers": layers}}),
+        "frozen": {"digest": digest, "values": frozen.size(network.module)} if digest else {},
         "task": recorded(dataset.task),
         "classes": [str(name) for name in dataset.classes],
         "input": {
@@ -122,6 +132,7 @@ def describe_model(setup: Setup) -> dict[str, Any]:
             "std": [float(value) for value in dataset.std],
         },
         "inputs": kinds.to_json(dataset.inputs),
+        **({"digests": {"model": model_digest(network, setup.dataset.shape, digest)}} if digests else {}),
     }
 
 

@@ -14,7 +14,7 @@ from ekiden import api
 from ekiden.base.errors import UserError, unknown
 from ekiden.base.files import path_of
 from ekiden.data.samples import FederatedData, held_by
-from ekiden.engine.folder import data_differences, model_differences, model_digest, read_config
+from ekiden.engine.folder import data_differences, model_differences, read_config
 from ekiden.engine.method import Method
 from ekiden.engine.networks import builder
 from ekiden.engine.setup import describe_model
@@ -166,8 +166,7 @@ def _check_network(run: _Before, data: FederatedData, recipe: Recipe[Method], ne
     build = builder(model, data, recipe.seed, recipe.method, recipe.train, recipe.pretrained)
     setup = Setup(recipe.method, build, data.dataset, recipe.training, seed=recipe.seed)
     found = describe_model(setup)
-    before, now = {"model": config["digests"]["model"]}, {"model": model_digest(setup)}
-    different = model_differences(before, now)
+    different = model_differences({"model": config["digests"]["model"]}, found["digests"])
     different += [words for key, words in _SCALED.items() if config[key] != found[key]]
     if different:
         raise UserError(f"{', '.join(different)} differ from those of {run.folder}: give the same network and data")

@@ -34,7 +34,6 @@ from ekiden.engine.evaluation import Built, divergence
 from ekiden.engine.folder import (
     RunFolder,
     code_version,
-    model_digest,
     read_config,
     read_ledger,
     read_lines,
@@ -484,10 +483,8 @@ def _config(
         "hardware": {},
         "dataset": agreed.dataset,
         "clients": samples,
-        "model_bytes": networks.model_bytes(setup),
         **setup.told({name: counts[0] for name, counts in samples.items() if counts}),
-        **describe_model(setup),
-        "digests": {"model": model_digest(setup)},  # not of the data: those are the silos' own
+        **describe_model(setup),  # digests of the model alone: the data are the silos' own
         "remote_plan": {name: value for name, value in plan.to_json().items() if name != "recipe"},
     }
 

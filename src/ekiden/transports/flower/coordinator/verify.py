@@ -21,9 +21,9 @@ from ekiden.engine import wire
 from ekiden.engine.counting import Counting, OfClasses
 from ekiden.engine.drive import Outline, outline
 from ekiden.engine.evaluation import Built, consensus
-from ekiden.engine.folder import Marks, model_differences, model_digest, read_config, read_ledger, read_lines
+from ekiden.engine.folder import Marks, model_differences, read_config, read_ledger, read_lines
 from ekiden.engine.method import INITIAL, Model, State
-from ekiden.engine.networks import initial_weights, model_bytes, read_model
+from ekiden.engine.networks import initial_weights, read_model
 from ekiden.engine.setup import describe_model
 from ekiden.engine.store import read
 from ekiden.engine.transport import Transfer, refs
@@ -510,10 +510,8 @@ def _follows(setup: Setup, clients: int) -> dict[str, Any]:
     """Return what config.json must say because of the signed terms."""
     return {
         "steps": setup.method.steps(clients),
-        "model_bytes": model_bytes(setup),
         "selection": setup.method.selection(setup.training.select),
         **describe_model(setup),
-        "digests": {"model": model_digest(setup)},
     }
 
 
