@@ -134,18 +134,12 @@ def scaled(fed: FederatedData, after: Inputs, task: Task) -> FederatedData:
 
 @dataclass(frozen=True)
 class Scaling:
-    """The scaling that silos agreed on.
+    """The scaling that silos agreed on."""
 
-    Attributes:
-        table: the columns, their scaling and vocabularies; None if samples are not rows of a table.
-        targets: mean and standard deviation of each number to predict, by name.
-        schema: the study's schema, as `Schema.text` gives it; empty without one.
-        classes: training samples of all silos in each class, by its name; empty for other tasks.
-    """
-
-    table: Inputs | None
-    targets: Mapping[str, tuple[float, float]]
-    schema: str = ""
+    table: Inputs | None  # the columns, their scaling and vocabularies; None if samples are not rows of a table
+    targets: Mapping[str, tuple[float, float]]  # mean and standard deviation of each number to predict, by name
+    schema: str = ""  # the study's schema, as `Schema.text` gives it; empty without one
+    # training samples of all silos in each class, by its name; empty for other tasks
     classes: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:

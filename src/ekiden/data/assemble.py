@@ -73,29 +73,17 @@ def from_tensors(
 
 @dataclass(frozen=True)
 class AskedData:
-    """Which data set the user asks for.
+    """Which data set the user asks for."""
 
-    Attributes:
-        name: its name.
-        reading: how sources are read.
-        size: side of images in pixels.
-        task: the task or its name; None or "" infers it from the labels.
-        like: a data set whose classes, scaling and task are used, to measure a model on other data.
-        inputs: what samples become, if the silos have agreed on that.
-        classes: names of the outputs in their order, if the user gave some.
-        domains: names of the domains in their order, if the sources do not name them.
-        doubt: warn of what may be wrong with the data.
-    """
-
-    name: str
-    reading: Reading = field(default_factory=Reading)
-    size: int | None = None
-    task: Task | str | None = None
-    like: Dataset | None = None
-    inputs: Inputs | None = None
-    classes: Sequence[str] | None = None
-    domains: tuple[str, ...] = ()
-    doubt: bool = True
+    name: str  # its name
+    reading: Reading = field(default_factory=Reading)  # how sources are read
+    size: int | None = None  # side of images in pixels
+    task: Task | str | None = None  # the task or its name; None or "" infers it from the labels
+    like: Dataset | None = None  # a data set whose classes, scaling and task are used, to measure a model on other data
+    inputs: Inputs | None = None  # what samples become, if the silos have agreed on that
+    classes: Sequence[str] | None = None  # names of the outputs in their order, if the user gave some
+    domains: tuple[str, ...] = ()  # names of the domains in their order, if the sources do not name them
+    doubt: bool = True  # warn of what may be wrong with the data
 
     def __post_init__(self) -> None:
         """Check what is asked for, and take the rest from `like`, or from the schema."""

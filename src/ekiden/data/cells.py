@@ -82,16 +82,11 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Writing:
-    """How a table is written, where its cells leave it open.
+    """How a table is written, where its cells leave it open."""
 
-    Attributes:
-        missing: further cells that mark a missing value; COLUMN=CELL marks it in one column only.
-        decimal: the decimal sign; "" finds it out.
-        dates: whether 03/04/2024 begins with the day or with the month; "" finds it out.
-    """
-
-    missing: tuple[str, ...] = ()
-    decimal: Literal["", "point", "comma"] = ""
+    missing: tuple[str, ...] = ()  # further cells that mark a missing value; COLUMN=CELL marks it in one column only
+    decimal: Literal["", "point", "comma"] = ""  # the decimal sign; "" finds it out
+    # whether 03/04/2024 begins with the day or with the month; "" finds it out
     dates: Literal["", "day-first", "month-first"] = ""
 
     def marks(self, column: str) -> tuple[str, ...]:
@@ -107,17 +102,11 @@ class Writing:
 
 @dataclass(frozen=True, eq=False)
 class _Text:
-    """The different cells of a column of text, without blanks at their ends.
+    """The different cells of a column of text, without blanks at their ends."""
 
-    Attributes:
-        cells: (k,) `pyarrow.Array` of the cells that are not missing.
-        places: (n,) the position of each row's cell among them; -1 if it is missing.
-        counts: (k,) number of rows with each.
-    """
-
-    cells: Any
-    places: NDArray[np.int64]
-    counts: NDArray[np.int64]
+    cells: Any  # (k,) `pyarrow.Array` of the cells that are not missing
+    places: NDArray[np.int64]  # (n,) the position of each row's cell among them; -1 if it is missing
+    counts: NDArray[np.int64]  # (k,) number of rows with each
 
     @staticmethod
     def of(column: Any, missing: Sequence[str]) -> "_Text":

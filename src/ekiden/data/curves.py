@@ -20,21 +20,13 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class Followed(Checked):
-    """How many rows of a silo had the event between some times, or were last seen without it.
+    """How many rows of a silo had the event between some times, or were last seen without it."""
 
-    Attributes:
-        times: ascending.
-        events: rows that had the event after the time before, and not later than this one.
-        before: rows that were last seen without it after the time before, and before this one.
-        at: rows that were last seen without it at this time.
-        later: rows whose time is after the last of these times.
-    """
-
-    times: tuple[Positive, ...]
-    events: tuple[CountOrZero, ...]
-    before: tuple[CountOrZero, ...]
-    at: tuple[CountOrZero, ...]
-    later: CountOrZero
+    times: tuple[Positive, ...]  # ascending
+    events: tuple[CountOrZero, ...]  # rows that had the event after the time before, and not later than this one
+    before: tuple[CountOrZero, ...]  # rows that were last seen without it after the time before, and before this one
+    at: tuple[CountOrZero, ...]  # rows that were last seen without it at this time
+    later: CountOrZero  # rows whose time is after the last of these times
 
     def __post_init__(self) -> None:
         ascending = all(a < b for a, b in zip(self.times, self.times[1:], strict=False))
@@ -102,26 +94,17 @@ class Curve:
     Edward Kaplan, Paul Meier: Nonparametric estimation from incomplete observations. JASA, 1958. The variance is
     Greenwood's, on the scale of ln(-ln S). Of rows that were last seen between two times, half count as followed up to
     the later one, as in a life table.
-
-    Attributes:
-        times: as counted.
-        at_risk: rows that are followed up to each time.
-        events: rows that had the event.
-        survival: share that has not had the event at this time.
-        low: lower end of its 95 % interval.
-        high: upper end.
-        error: how far off the estimate from the rows themselves can be.
-        quartiles: for "quarter", "median" and "three quarters" the first of the times at which so many have had the
-            event, and the ends of its 95 % interval; None if there is none.
     """
 
-    times: tuple[float, ...]
-    at_risk: tuple[int, ...]
-    events: tuple[int, ...]
-    survival: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-    error: tuple[float, ...]
+    times: tuple[float, ...]  # as counted
+    at_risk: tuple[int, ...]  # rows that are followed up to each time
+    events: tuple[int, ...]  # rows that had the event
+    survival: tuple[float, ...]  # share that has not had the event at this time
+    low: tuple[float, ...]  # lower end of its 95 % interval
+    high: tuple[float, ...]  # upper end
+    error: tuple[float, ...]  # how far off the estimate from the rows themselves can be
+    # for "quarter", "median" and "three quarters" the first of the times at which so many have had the event, and the
+    # ends of its 95 % interval; None if there is none
     quartiles: Mapping[str, tuple[float | None, float | None, float | None]]
 
     @staticmethod
@@ -212,19 +195,12 @@ def _first(times: Sequence[float], survival: Numbers, left: float) -> float | No
 
 @dataclass(frozen=True)
 class Compared:
-    """The curves of all silos, and whether they differ.
+    """The curves of all silos, and whether they differ."""
 
-    Attributes:
-        name: of the column of times.
-        curves: of all rows together, at the times that all silos tell, and of each silo.
-        statistic: of the log-rank test at these times; None if it is not defined.
-        p: from the chi-squared distribution.
-    """
-
-    name: str
-    curves: Mapping[str, Curve]
-    statistic: float | None
-    p: float | None
+    name: str  # of the column of times
+    curves: Mapping[str, Curve]  # of all rows together, at the times that all silos tell, and of each silo
+    statistic: float | None  # of the log-rank test at these times; None if it is not defined
+    p: float | None  # from the chi-squared distribution
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""

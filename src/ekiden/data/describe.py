@@ -31,15 +31,11 @@ _OWNER = re.compile(r"(^|[^a-z])(hospital|clinic|cent(re|er)|site|silo|bank|inst
 
 @dataclass(frozen=True)
 class Description:
-    """What was understood of data, for a look before training.
+    """What was understood of data, for a look before training."""
 
-    Attributes:
-        lines: what each line is about, and the line.
-        clients: the number of training, validation and test samples of each client, and of each label in its training
-            and validation samples.
-    """
-
-    lines: Mapping[str, str]
+    lines: Mapping[str, str]  # what each line is about, and the line
+    # the number of training, validation and test samples of each client, and of each label in its training and
+    # validation samples
     clients: Mapping[str, Mapping[str, Any]]
 
     def __str__(self) -> str:

@@ -388,17 +388,11 @@ def _inputs(x: Tensor, what: str) -> Tensor:
 
 @dataclass(frozen=True)
 class Holding:
-    """What one source holds.
+    """What one source holds."""
 
-    Attributes:
-        name: name of the silo; "" if the source does not belong to one silo.
-        train: training part.
-        test: test part, if there is one.
-    """
-
-    name: str
-    train: Raw
-    test: Raw | None = None
+    name: str  # name of the silo; "" if the source does not belong to one silo
+    train: Raw  # training part
+    test: Raw | None = None  # test part, if there is one
 
     @property
     def parts(self) -> list[Raw]:

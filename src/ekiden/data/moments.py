@@ -71,28 +71,17 @@ class ColumnSums:
 
     Columns with fewer values than the least count, and categories with fewer rows, are left out. A column is told as if
     it had one value if fewer values differ from the commonest one.
-
-    Attributes:
-        moments: of each numeric column and target.
-        missing: for each numeric column, the number of missing values.
-        categories: for each categorical column, the number of rows of each category.
-        dates: the numeric columns that are days since 1970.
-        marks: cells that mark a missing value, in addition to the usual ones.
-        silo: name of the silo; empty for several together.
-        classes: the number of rows of each class, if labels are classes.
-        rows: fingerprints of all rows, in hexadecimal and sorted, if the silo tells them.
-        followed: how many rows had the event between some times, if labels are times and events.
     """
 
-    moments: Mapping[str, ColumnMoments]
-    missing: Mapping[str, int]
-    categories: Mapping[str, Mapping[str, int]]
-    dates: tuple[str, ...] = ()
-    marks: tuple[str, ...] = ()
-    silo: str = ""
-    classes: Mapping[str, int] = field(default_factory=dict)
-    rows: tuple[str, ...] = ()
-    followed: Followed | None = None
+    moments: Mapping[str, ColumnMoments]  # of each numeric column and target
+    missing: Mapping[str, int]  # for each numeric column, the number of missing values
+    categories: Mapping[str, Mapping[str, int]]  # for each categorical column, the number of rows of each category
+    dates: tuple[str, ...] = ()  # the numeric columns that are days since 1970
+    marks: tuple[str, ...] = ()  # cells that mark a missing value, in addition to the usual ones
+    silo: str = ""  # name of the silo; empty for several together
+    classes: Mapping[str, int] = field(default_factory=dict)  # the number of rows of each class, if labels are classes
+    rows: tuple[str, ...] = ()  # fingerprints of all rows, in hexadecimal and sorted, if the silo tells them
+    followed: Followed | None = None  # how many rows had the event between some times, if labels are times and events
 
     @property
     def least_rows(self) -> int:

@@ -16,39 +16,25 @@ from ekiden.base.errors import UserError
 
 @dataclass(frozen=True)
 class Look:
-    """What the header of a file says about the picture that is read.
+    """What the header of a file says about the picture that is read."""
 
-    Attributes:
-        size: width and height as it is shown.
-        colour: whether it has colours other than greys.
-        pages: number of pages, frames or slices from which the middle one is taken; 1 if the path names one by #.
-        doubt: what the file leaves open, and how it was read; "" if nothing.
-        spacing: millimetres between the rows; 0 if the file does not say.
-        taken: how it was taken, such as "CT axial"; "" if the file does not say.
-        subject: whom it shows; "" if the file does not say.
-    """
-
-    size: tuple[int, int]
-    colour: bool
-    pages: int = 1
-    doubt: str = ""
-    spacing: float = 0.0
-    taken: str = ""
-    subject: str = ""
+    size: tuple[int, int]  # width and height as it is shown
+    colour: bool  # whether it has colours other than greys
+    pages: int = 1  # number of pages, frames or slices from which the middle one is taken; 1 if the path names one by #
+    doubt: str = ""  # what the file leaves open, and how it was read; "" if nothing
+    spacing: float = 0.0  # millimetres between the rows; 0 if the file does not say
+    taken: str = ""  # how it was taken, such as "CT axial"; "" if the file does not say
+    subject: str = ""  # whom it shows; "" if the file does not say
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """The pixels of a picture, upright and opaque.
+    """The pixels of a picture, upright and opaque."""
 
-    Attributes:
-        image: of mode L or RGB; or I;16, I or F, whose values have more than 8 bits.
-        levels: number of values that a pixel can have, counted from 0; None if its values are measurements.
-        window: the values that the file itself shows as black and as white, if it says so.
-    """
-
-    image: Image.Image
+    image: Image.Image  # of mode L or RGB; or I;16, I or F, whose values have more than 8 bits
+    # number of values that a pixel can have, counted from 0; None if its values are measurements
     levels: int | None = 256
+    # the values that the file itself shows as black and as white, if it says so
     window: tuple[float, float] | None = None
 
 

@@ -26,33 +26,22 @@ class Origin(Checked):
     """Where data came from: names and paths, and how they were divided.
 
     `dataclasses.replace` of a data set drops its origin, since the samples may then be others.
-
-    Attributes:
-        data: what `ekiden.load` took, with an absolute path.
-        silos: or else paths of the silos, each after its name as in "north=/data/n.csv". If both are empty, the data
-            were made in memory.
-        size: as in `ekiden.load`.
-        task: as in `ekiden.load`.
-        reading: what columns mean: the fields of a `Reading` that differ from its defaults.
-        partition: how rows were divided, in its spelling; "" if they were not yet.
-        clients: number of clients.
-        seed: of the partition.
-        val_fraction: share of each client's rows for validation.
-        without: clients that were left out.
-        tune: whether the clients' validation samples take the place of the test samples.
     """
 
-    data: str = ""
+    data: str = ""  # what `ekiden.load` took, with an absolute path
+    # or else paths of the silos, each after its name as in "north=/data/n.csv". If both are empty, the data were made
+    # in memory.
     silos: tuple[str, ...] = ()
-    size: int | None = None
-    task: str = ""
+    size: int | None = None  # as in `ekiden.load`
+    task: str = ""  # as in `ekiden.load`
+    # what columns mean: the fields of a `Reading` that differ from its defaults
     reading: Mapping[str, Any] = field(default_factory=dict)
-    partition: str = ""
-    clients: int | None = None
-    seed: int = 0
-    val_fraction: float = 0.1
-    without: tuple[str, ...] = ()
-    tune: bool = False
+    partition: str = ""  # how rows were divided, in its spelling; "" if they were not yet
+    clients: int | None = None  # number of clients
+    seed: int = 0  # of the partition
+    val_fraction: float = 0.1  # share of each client's rows for validation
+    without: tuple[str, ...] = ()  # clients that were left out
+    tune: bool = False  # whether the clients' validation samples take the place of the test samples
 
     @property
     def kept(self) -> bool:
@@ -274,15 +263,10 @@ Sizes = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Clients(Sequence[ClientData]):
-    """Clients whose names and sizes are known, and whose data are read each time that they are asked for.
+    """Clients whose names and sizes are known, and whose data are read each time that they are asked for."""
 
-    Attributes:
-        sizes: numbers of samples, by the clients' names.
-        read: reads the data of a client, given its number from 0 on.
-    """
-
-    sizes: Mapping[str, Sizes]
-    read: Callable[[int], ClientData]
+    sizes: Mapping[str, Sizes]  # numbers of samples, by the clients' names
+    read: Callable[[int], ClientData]  # reads the data of a client, given its number from 0 on
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -302,15 +286,10 @@ class Clients(Sequence[ClientData]):
 
 @dataclass(frozen=True)
 class Held(Mapping[str, ClientData]):
-    """Clients by their names; data of `Clients` are read each time that they are asked for.
-
-    Attributes:
-        clients: the clients.
-        sizes: their numbers of samples, by their names, in the same order.
-    """
+    """Clients by their names; data of `Clients` are read each time that they are asked for."""
 
     clients: Sequence[ClientData]
-    sizes: Mapping[str, Sizes]
+    sizes: Mapping[str, Sizes]  # their numbers of samples, by their names, in the same order
 
     @cached_property
     def _places(self) -> dict[str, int]:

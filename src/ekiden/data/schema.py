@@ -121,21 +121,13 @@ class Column(Checked):
 
 @dataclass(frozen=True)
 class Violation:
-    """A value that the schema does not allow.
+    """A value that the schema does not allow."""
 
-    Attributes:
-        where: the row or file.
-        column: name of the column.
-        what: what is wrong, without the value: all that other silos are told.
-        value: the value as it is written; of a missing column, another with nearly its name; empty if there is none.
-        allowed: what the schema allows, in words; empty if the column is missing.
-    """
-
-    where: str
-    column: str
-    what: str
-    value: str
-    allowed: str
+    where: str  # the row or file
+    column: str  # name of the column
+    what: str  # what is wrong, without the value: all that other silos are told
+    value: str  # the value as it is written; of a missing column, another with nearly its name; empty if there is none
+    allowed: str  # what the schema allows, in words; empty if the column is missing
 
     def __str__(self) -> str:
         if not self.allowed:
@@ -155,21 +147,14 @@ class SchemaError(PrivateError):
 
 @dataclass(frozen=True)
 class Schema(Checked):
-    """The columns of a study's data.
-
-    Attributes:
-        columns: what each column holds, by name.
-        label_column: columns of labels.
-        subject_column: the column that says whom a row is about.
-        time_column: the column that says when a row was measured.
-    """
+    """The columns of a study's data."""
 
     _flag: ClassVar[str] = "{}"
 
-    columns: Mapping[str, Column] = field(default_factory=dict)
-    label_column: tuple[str, ...] = ()
-    subject_column: str = ""
-    time_column: str = ""
+    columns: Mapping[str, Column] = field(default_factory=dict)  # what each column holds, by name
+    label_column: tuple[str, ...] = ()  # columns of labels
+    subject_column: str = ""  # the column that says whom a row is about
+    time_column: str = ""  # the column that says when a row was measured
 
     def __post_init__(self) -> None:
         if not self.columns:

@@ -21,21 +21,13 @@ _CROWD = 2_000_000  # samples that are not compared: their prints would need a g
 
 @dataclass(frozen=True)
 class SeenData:
-    """Data in which there may be something wrong.
+    """Data in which there may be something wrong."""
 
-    Attributes:
-        data: the data set.
-        raws: its parts, undecoded.
-        reading: what columns mean.
-        unscaled: whether silos have not agreed on what samples become.
-        given: whether the test part was given. Otherwise it was drawn at random from all rows.
-    """
-
-    data: Dataset
-    raws: Sequence[Raw]
-    reading: Reading
-    unscaled: bool
-    given: bool
+    data: Dataset  # the data set
+    raws: Sequence[Raw]  # its parts, undecoded
+    reading: Reading  # what columns mean
+    unscaled: bool  # whether silos have not agreed on what samples become
+    given: bool  # whether the test part was given. Otherwise it was drawn at random from all rows.
 
     @property
     def source(self) -> str:

@@ -41,30 +41,19 @@ from ekiden.data.undecoded import Raw
 
 @dataclass(frozen=True)
 class Named:
-    """A named data set.
+    """A named data set."""
 
-    Attributes:
-        hub: its id on the Hugging Face hub; None if we know no complete and readable copy there.
-        config: its configuration there.
-        columns: names of its columns there.
-        test: the split there that is the test part; None if there is only `train` (then 20 % of
-            every (domain, class), or of every group, is held out).
-        domains: domain names in the order of the papers.
-        size: side to which images are resized; None keeps their size.
-        mean: per channel, subtracted after scaling bytes to [0, 1].
-        std: per channel, divided by.
-        augment: how training batches are augmented.
-    """
-
-    hub: str | None = None
-    config: str | None = None
-    columns: Columns = field(default_factory=Columns)
+    hub: str | None = None  # its id on the Hugging Face hub; None if we know no complete and readable copy there
+    config: str | None = None  # its configuration there
+    columns: Columns = field(default_factory=Columns)  # names of its columns there
+    # the split there that is the test part; None if there is only `train` (then 20 % of every (domain, class), or of
+    # every group, is held out)
     test: str | None = "test"
-    domains: tuple[str, ...] = ()
-    size: int | None = None
-    mean: tuple[float, ...] = (0.0,)
-    std: tuple[float, ...] = (1.0,)
-    augment: Augment = field(default_factory=Augment)
+    domains: tuple[str, ...] = ()  # domain names in the order of the papers
+    size: int | None = None  # side to which images are resized; None keeps their size
+    mean: tuple[float, ...] = (0.0,)  # per channel, subtracted after scaling bytes to [0, 1]
+    std: tuple[float, ...] = (1.0,)  # per channel, divided by
+    augment: Augment = field(default_factory=Augment)  # how training batches are augmented
 
 
 _TINY = Named(

@@ -216,19 +216,12 @@ _OTHER = "(other)"
 
 @dataclass(frozen=True)
 class CohortCell:
-    """What is known of a column, or of one of its categories, at a silo.
+    """What is known of a column, or of one of its categories, at a silo."""
 
-    Attributes:
-        count: rows that have it.
-        share: of the silo's rows.
-        mean: of numbers; None for categories, and if too few rows have a number.
-        deviation: standard deviation.
-    """
-
-    count: int
-    share: float
-    mean: float | None = None
-    deviation: float | None = None
+    count: int  # rows that have it
+    share: float  # of the silo's rows
+    mean: float | None = None  # of numbers; None for categories, and if too few rows have a number
+    deviation: float | None = None  # standard deviation
 
     def __str__(self) -> str:
         if self.mean is None or self.deviation is None:
@@ -238,17 +231,11 @@ class CohortCell:
 
 @dataclass(frozen=True)
 class CohortLine:
-    """A line of the table.
+    """A line of the table."""
 
-    Attributes:
-        column: name of the column; "label" for classes.
-        category: one of its categories; "missing"; empty for numbers.
-        silos: what is known, for all together and for each silo.
-    """
-
-    column: str
-    category: str
-    silos: Mapping[str, CohortCell]
+    column: str  # name of the column; "label" for classes
+    category: str  # one of its categories; "missing"; empty for numbers
+    silos: Mapping[str, CohortCell]  # what is known, for all together and for each silo
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""

@@ -168,17 +168,11 @@ def _numbers(raw: Raw, kind: str) -> NDArray[np.generic]:
 
 @dataclass(frozen=True)
 class _Labels:
-    """Labels of one part.
+    """Labels of one part."""
 
-    Attributes:
-        raw: the part.
-        y: (n,) int64 positions in the names, or in names of others.
-        names: the part's own names; none if its labels are numbers of classes.
-    """
-
-    raw: Raw
-    y: Tensor
-    names: tuple[str, ...]
+    raw: Raw  # the part
+    y: Tensor  # (n,) int64 positions in the names, or in names of others
+    names: tuple[str, ...]  # the part's own names; none if its labels are numbers of classes
 
     @property
     def numbered(self) -> bool:

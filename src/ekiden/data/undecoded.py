@@ -23,19 +23,12 @@ _ACCENTS = 0x300  # first character that is written onto the one before
 
 @dataclass(frozen=True)
 class Encoding:
-    """What the samples of a data set become.
+    """What the samples of a data set become."""
 
-    Attributes:
-        reading: how they were read, a `Reading`.
-        size: side of images in pixels.
-        known: the `Inputs`, if a run or an agreement says them; of the samples' kind.
-        shape: shape of the samples that a trained model takes; () without one.
-    """
-
-    reading: Any
-    size: int | None = None
-    known: Any = None
-    shape: tuple[int, ...] = ()
+    reading: Any  # how they were read, a `Reading`
+    size: int | None = None  # side of images in pixels
+    known: Any = None  # the `Inputs`, if a run or an agreement says them; of the samples' kind
+    shape: tuple[int, ...] = ()  # shape of the samples that a trained model takes; () without one
 
 
 class Inputs(Checked, ABC):
@@ -206,37 +199,24 @@ def _form(x: Tensor) -> str:
 
 @dataclass(frozen=True)
 class Raw:
-    """A part of a data set (training or test) as its files hold it, undecoded.
+    """A part of a data set (training or test) as its files hold it, undecoded."""
 
-    Attributes:
-        source: the file or folder, for messages.
-        images: n encoded images, files or opened images; or n texts; or the columns of a table (`pyarrow.Table`); or
-            an array (n, ...).
-        label: (n,) integers or names, or float64 numbers; (n, K) float64 for several columns.
-        domain: (n,) integers or names, or None.
-        group: (n,) integers or names, or None.
-        subject: (n,) names or int64 numbers of whom or what the samples are about, such as patients, or None.
-        time: (n,) datetime64[us], or numbers, or None.
-        classes: class names in the order of the labels; empty if the source has none.
-        domains: names of domains in their order.
-        kind: what the samples are.
-        targets: names of the columns of labels; none if there are no labels.
-        given: whether these are arrays that were given in Python.
-        rows: (n,) number of each sample in the source; None if these are all samples of the source.
-    """
-
-    source: str
+    source: str  # the file or folder, for messages
+    # n encoded images, files or opened images; or n texts; or the columns of a table (`pyarrow.Table`); or an array (n,
+    # ...)
     images: Any
-    label: NDArray[Any]
-    domain: NDArray[Any] | None = None
-    group: NDArray[Any] | None = None
-    classes: tuple[str, ...] = ()
-    domains: tuple[str, ...] = ()
-    kind: type[Inputs] = field(kw_only=True)
-    targets: tuple[str, ...] = ()
+    label: NDArray[Any]  # (n,) integers or names, or float64 numbers; (n, K) float64 for several columns
+    domain: NDArray[Any] | None = None  # (n,) integers or names, or None
+    group: NDArray[Any] | None = None  # (n,) integers or names, or None
+    classes: tuple[str, ...] = ()  # class names in the order of the labels; empty if the source has none
+    domains: tuple[str, ...] = ()  # names of domains in their order
+    kind: type[Inputs] = field(kw_only=True)  # what the samples are
+    targets: tuple[str, ...] = ()  # names of the columns of labels; none if there are no labels
+    # (n,) names or int64 numbers of whom or what the samples are about, such as patients, or None
     subject: NDArray[Any] | None = None
-    time: NDArray[Any] | None = None
-    given: bool = False
+    time: NDArray[Any] | None = None  # (n,) datetime64[us], or numbers, or None
+    given: bool = False  # whether these are arrays that were given in Python
+    # (n,) number of each sample in the source; None if these are all samples of the source
     rows: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:

@@ -45,23 +45,14 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Request:
-    """A task that the server asks for.
+    """A task that the server asks for."""
 
-    Attributes:
-        step: step of the run.
-        call: number of earlier tasks of this client in this step.
-        client: who does it.
-        task: name of the method's function.
-        args: its arguments after the client; they may be Refs.
-        among: if the task gives a part to a sum: all clients that do.
-    """
-
-    step: int
-    call: int
-    client: str
-    task: str
-    args: tuple[Any, ...]
-    among: tuple[str, ...] = ()
+    step: int  # step of the run
+    call: int  # number of earlier tasks of this client in this step
+    client: str  # who does it
+    task: str  # name of the method's function
+    args: tuple[Any, ...]  # its arguments after the client; they may be Refs
+    among: tuple[str, ...] = ()  # if the task gives a part to a sum: all clients that do
 
     @property
     def key(self) -> str:

@@ -88,39 +88,24 @@ class SeededNoise:
 
 @dataclass(frozen=True)
 class Job:
-    """One task for one client, with its arguments as values.
+    """One task for one client, with its arguments as values."""
 
-    Attributes:
-        step: the step of the run.
-        call: number of earlier calls of this client in this step.
-        client: its name.
-        task: name of the method's function.
-        args: the function's arguments after the client.
-        private: the client's state before the task.
-    """
-
-    step: int
-    call: int
-    client: str
-    task: str
-    args: tuple[Any, ...]
-    private: Any = None
+    step: int  # the step of the run
+    call: int  # number of earlier calls of this client in this step
+    client: str  # its name
+    task: str  # name of the method's function
+    args: tuple[Any, ...]  # the function's arguments after the client
+    private: Any = None  # the client's state before the task
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a job.
+    """The result of a job."""
 
-    Attributes:
-        value: what the task returned.
-        private: the client's state after the task.
-        work: the compute it took.
-        trained: the model that the task trained last, if the run measures it; the task does not send it.
-    """
-
-    value: Any
-    private: Any
-    work: Work
+    value: Any  # what the task returned
+    private: Any  # the client's state after the task
+    work: Work  # the compute it took
+    # the model that the task trained last, if the run measures it; the task does not send it
     trained: Weights | None = None
 
 

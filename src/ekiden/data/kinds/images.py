@@ -39,17 +39,7 @@ _Item: TypeAlias = tuple[Raw, int]
 
 @dataclass(frozen=True)
 class Images(Inputs):
-    """Pictures: (C, H, W) uint8. `Dataset.mean` and `std` scale them.
-
-    Attributes:
-        size: side of all images in pixels; 0 keeps their own size.
-        fit: how images come to `size`. stretch: both sides are scaled to it. crop: the shorter side is scaled to it,
-            then the middle is cut out.
-        window: the file's values that become 0 and 255, for pixels of more than 8 bits; (): the smallest and largest
-            value of the file's type.
-        colour: the channels. auto: three if any image has colour, otherwise one. rgb: three; grey values are repeated.
-            grey: one; colours become their luminance (Rec. 601).
-    """
+    """Pictures: (C, H, W) uint8. `Dataset.mean` and `std` scale them."""
 
     kind = "images"
     words = "images"
@@ -60,9 +50,15 @@ class Images(Inputs):
     sized = True
     dtype = torch.uint8
 
-    size: CountOrZero = 0
+    size: CountOrZero = 0  # side of all images in pixels; 0 keeps their own size
+    # how images come to `size`. stretch: both sides are scaled to it. crop: the shorter side is scaled to it, then the
+    # middle is cut out.
     fit: Literal["stretch", "crop"] = "stretch"
+    # the file's values that become 0 and 255, for pixels of more than 8 bits; (): the smallest and largest value of the
+    # file's type
     window: tuple[float, ...] = ()
+    # the channels. auto: three if any image has colour, otherwise one. rgb: three; grey values are repeated. grey: one;
+    # colours become their luminance (Rec. 601).
     colour: Literal["auto", "rgb", "grey"] = "auto"
 
     def encode(self, raw: Any, shape: tuple[int, ...] = (), notes: "Notes | None" = None) -> Tensor:
@@ -138,21 +134,13 @@ class Images(Inputs):
 
 @dataclass
 class Notes:
-    """What the user should know about how images were read.
+    """What the user should know about how images were read."""
 
-    Attributes:
-        files: number of images.
-        several: number of pages of those that have several.
-        doubts: what files leave open, and how many do.
-        blank: number of images with values that are not a number.
-        silos: lines about silos that differ from the others.
-    """
-
-    files: int = 0
-    several: list[int] = field(default_factory=list)
-    doubts: Counter[str] = field(default_factory=Counter)
-    blank: int = 0
-    silos: list[str] = field(default_factory=list)
+    files: int = 0  # number of images
+    several: list[int] = field(default_factory=list)  # number of pages of those that have several
+    doubts: Counter[str] = field(default_factory=Counter)  # what files leave open, and how many do
+    blank: int = 0  # number of images with values that are not a number
+    silos: list[str] = field(default_factory=list)  # lines about silos that differ from the others
 
     def look(self, looks: Iterable[Look]) -> None:
         """Add what headers say."""

@@ -30,15 +30,7 @@ _VOCABULARY = 8192  # of hashed words; one in nine of the 1000 commonest words s
 
 @dataclass(frozen=True)
 class Tokens(Inputs):
-    """Texts: (L,) int64 tokens, padded with `PAD`; batches are cut to their longest text.
-
-    Attributes:
-        tokenizer: words: each word's hash, which silos need not agree on; or a folder with the tokenizer of a model.
-        vocabulary: number of different tokens.
-        length: largest number of tokens of a text; the rest is cut off.
-        digest: digest of the tokenizer's file; "" for words.
-        pad: the padding token.
-    """
+    """Texts: (L,) int64 tokens, padded with `PAD`; batches are cut to their longest text."""
 
     kind = "tokens"
     words = "texts"
@@ -48,11 +40,12 @@ class Tokens(Inputs):
     ragged = True
     dtype = torch.int64
 
+    # words: each word's hash, which silos need not agree on; or a folder with the tokenizer of a model
     tokenizer: str = "words"
-    vocabulary: Count = 8192
-    length: Count = 256
-    digest: str = ""
-    pad: CountOrZero = PAD
+    vocabulary: Count = 8192  # number of different tokens
+    length: Count = 256  # largest number of tokens of a text; the rest is cut off
+    digest: str = ""  # digest of the tokenizer's file; "" for words
+    pad: CountOrZero = PAD  # the padding token
 
     def encode(self, raw: Any) -> Tensor:
         """Return (n, L) int64 for texts; L is the length of the longest one, at most `length`."""

@@ -224,21 +224,13 @@ class PlacesTask(Task):
 
 @dataclass(frozen=True)
 class Scores:
-    """A model's answers to samples, and how good they are.
+    """A model's answers to samples, and how good they are."""
 
-    Attributes:
-        task: what the labels mean.
-        outputs: K.
-        y: (n, ...) the labels.
-        answers: (n, ...) see `Task.answers`.
-        loss: (n,) loss of each sample.
-    """
-
-    task: Task
-    outputs: int
-    y: Tensor
-    answers: Tensor
-    loss: Tensor
+    task: Task  # what the labels mean
+    outputs: int  # K
+    y: Tensor  # (n, ...) the labels
+    answers: Tensor  # (n, ...) see `Task.answers`
+    loss: Tensor  # (n,) loss of each sample
 
     def __len__(self) -> int:
         return len(self.y)

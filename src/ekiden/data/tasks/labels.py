@@ -21,16 +21,13 @@ class Classification(VectorTask):
     """One of K classes for each sample: y (n,) int64, outputs (b, K) logits, cross-entropy.
 
     Answers are the classes (n,), or with `full` their probabilities (n, K).
-
-    Attributes:
-        weights: factor of the loss of each class (K,) in training; empty if all count alike. Measured losses have no
-            weights.
     """
 
     kind: ClassVar[str] = "classification"
     offers: ClassVar[frozenset[Need]] = frozenset({"classes", "vectors"})
     metrics: ClassVar[tuple[Metric, ...]] = measures.OF_CLASSES
 
+    # factor of the loss of each class (K,) in training; empty if all count alike. Measured losses have no weights.
     weights: tuple[Positive, ...] = ()
 
     def labels(self, y: Tensor, n: int, what: str) -> Tensor:
@@ -162,15 +159,10 @@ _DECILES = (-1.2816, -0.8416, -0.5244, -0.2533, 0.0, 0.2533, 0.5244, 0.8416, 1.2
 
 @dataclass(frozen=True)
 class ScaledTask(VectorTask):
-    """A task whose labels hold numbers with a unit, so that training needs their scale.
+    """A task whose labels hold numbers with a unit, so that training needs their scale."""
 
-    Attributes:
-        mean: mean of each of these numbers, or one for all.
-        std: standard deviation of each, or one for all.
-    """
-
-    mean: tuple[float, ...] = (0.0,)
-    std: tuple[Positive, ...] = (1.0,)
+    mean: tuple[float, ...] = (0.0,)  # mean of each of these numbers, or one for all
+    std: tuple[Positive, ...] = (1.0,)  # standard deviation of each, or one for all
 
     @abstractmethod
     def measured(self, y: Tensor) -> Tensor:
@@ -269,14 +261,10 @@ class Survival(ScaledTask):
     the same numbers, (n, 1) float64: the higher, the earlier the event is expected. With s = time / mean time and e the
     event, the loss is half the deviance of a constant hazard, s exp(output) - e output - e (1 + ln s), which is 0 or
     more. `mean` is that of the time.
-
-    Attributes:
-        times: at which a finished model's survival is measured, too; none in training.
-        hazard: the model's cumulative hazard at these times, of a sample for which it gives 0.
     """
 
-    times: tuple[Positive, ...] = ()
-    hazard: tuple[Positive, ...] = ()
+    times: tuple[Positive, ...] = ()  # at which a finished model's survival is measured, too; none in training
+    hazard: tuple[Positive, ...] = ()  # the model's cumulative hazard at these times, of a sample for which it gives 0
 
     kind: ClassVar[str] = "survival"
     offers: ClassVar[frozenset[Need]] = frozenset()
@@ -395,16 +383,13 @@ class LanguageModelling(PlacesTask):
     The outputs at place t are compared with the token at t + 1. Tokens with label -100 (padding) do not count. A batch
     may be shorter than y; the tokens cut off do not count. Answers are the tokens predicted for the places 1 to L - 1,
     (n, L - 1).
-
-    Attributes:
-        vocabulary: K, the number of tokens; 0 means the number of names in `Dataset.classes`.
     """
 
     kind: ClassVar[str] = "language-modelling"
     offers: ClassVar[frozenset[Need]] = frozenset()
     metrics: ClassVar[tuple[Metric, ...]] = measures.OF_TOKENS
 
-    vocabulary: CountOrZero = 0
+    vocabulary: CountOrZero = 0  # K, the number of tokens; 0 means the number of names in `Dataset.classes`
 
     def labels(self, y: Tensor, n: int, what: str) -> Tensor:
         if y.ndim != 2 or len(y) != n or y.shape[1] < 2 or y.is_floating_point() or y.is_complex():

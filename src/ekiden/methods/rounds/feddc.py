@@ -41,19 +41,12 @@ class DriftingReply(NamedTuple):
 
 @dataclass(frozen=True)
 class Drifting(State):
-    """The state with the server's model and memory.
+    """The state with the server's model and memory."""
 
-    Attributes:
-        cloud: the model from which clients start.
-        drift: mean of all h_i, None for zero.
-        gradient: g, None for zero.
-        sizes: numbers of samples of the clients that have taken part so far.
-    """
-
-    cloud: Model = INITIAL
-    drift: Tensor | None = None
-    gradient: Tensor | None = None
-    sizes: dict[str, int] = field(default_factory=dict)
+    cloud: Model = INITIAL  # the model from which clients start
+    drift: Tensor | None = None  # mean of all h_i, None for zero
+    gradient: Tensor | None = None  # g, None for zero
+    sizes: dict[str, int] = field(default_factory=dict)  # numbers of samples of the clients that have taken part so far
 
 
 @dataclass(frozen=True)

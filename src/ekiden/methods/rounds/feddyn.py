@@ -27,15 +27,10 @@ from ekiden.methods.blocks.secure import ModelSums, SecureMethod, secure_size
 
 @dataclass(frozen=True)
 class Dynamic(State):
-    """The state with the server's model and memory.
+    """The state with the server's model and memory."""
 
-    Attributes:
-        cloud: the model from which clients start; it lies outside the hull of their models.
-        h: the server's memory, None for zero.
-    """
-
-    cloud: Model = INITIAL
-    h: Tensor | None = None
+    cloud: Model = INITIAL  # the model from which clients start; it lies outside the hull of their models
+    h: Tensor | None = None  # the server's memory, None for zero
 
 
 @dataclass(frozen=True)
