@@ -7,21 +7,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import settings
 
-from ekiden.cli import app
-from ekiden.conformance.small_runs import Tiny
-from ekiden.conformance.small_runs import blobs as make_blobs
-from ekiden.data import FederatedData
 from tests.fuzz import examples
 from tests.warm import warm_processes
 
+# The process that hands tests out to workers loads this file and no test: PyTorch and Ekiden are imported where used.
 os.environ["HF_HUB_OFFLINE"] = "1"
 settings.register_profile("ekiden", max_examples=examples(30), deadline=None)
 settings.load_profile("ekiden")
-
-__all__ = ["Tiny", "make_blobs"]
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -66,19 +60,25 @@ def no_waiting_for_the_disk() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     """Tests run side by side: one thread each."""
+    import torch
+
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
-def blobs() -> FederatedData:
-    """The silos of `make_blobs`, the same for all tests."""
-    return make_blobs()
+def blobs() -> object:
+    """The silos of `small_runs.blobs`, a `FederatedData`, the same for all tests."""
+    from ekiden.conformance import small_runs
+
+    return small_runs.blobs()
 
 
 @pytest.fixture(scope="session")
-def few() -> FederatedData:
+def few() -> object:
     """The same with 12 to 42 points, for what is slow: two mini-batches of 16 at some clients, one at others."""
-    return make_blobs(12)
+    from ekiden.conformance import small_runs
+
+    return small_runs.blobs(12)
 
 
 @pytest.fixture
@@ -93,6 +93,7 @@ def data_home() -> Path:
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
     """Runs the command line in this process: exit code, and what was printed."""
+    from ekiden.cli import app
 
     def go(*args: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["ekiden", *args])

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from ekiden import FederatedData, Training, UserError, federate, run, split, steps
+from ekiden.conformance.small_runs import Tiny
 from ekiden.data import Dirichlet, Iid, from_tensors
 from ekiden.methods import FedELMY, FedSeq
 from ekiden.results import tracking
-from tests.conftest import Tiny
 
 pandas = pytest.importorskip("pandas")
 

@@ -19,6 +19,7 @@ from ekiden.base.files import read_tensors
 from ekiden.base.seeds import derive
 from ekiden.base.sums import size
 from ekiden.cli.app import main
+from ekiden.conformance.small_runs import Tiny
 from ekiden.engine.folder import read_lines
 from ekiden.engine.method import Method
 from ekiden.engine.worker import Client, Setup, Worker
@@ -27,7 +28,6 @@ from ekiden.methods.exact.fedgram import Summing
 from ekiden.reporting.runs import collect
 from ekiden.results.result import Result
 from ekiden.runs.summary import comparison, summarise
-from tests.conftest import Tiny
 from tests.methods.test_fedgram import METHOD, bits, go, pictures, points
 
 COUNTS = ("step", "bytes", "forward", "backward")

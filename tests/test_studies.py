@@ -12,9 +12,9 @@ import torch
 
 import ekiden
 from ekiden import FedAvg, FederatedData, FedSeq, Local, Study, Training, UserError, study
+from ekiden.conformance.small_runs import Tiny
 from ekiden.data import Iid
 from ekiden.engine.method import Method
-from tests.conftest import Tiny
 from tests.pages import DOCS, blocks, play
 
 mpl.use("Agg")

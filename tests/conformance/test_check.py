@@ -12,9 +12,9 @@ from ekiden import FederatedData, UserError, conformance, run
 from ekiden.base import outside
 from ekiden.cli import own
 from ekiden.conformance import CHECKS, Check, Finding, check, line, rules
+from ekiden.conformance.small_runs import Tiny
 from ekiden.methods import FedSeq, method_named
 from tests.conformance.ridge import Ridge
-from tests.conftest import Tiny
 
 ROOT = Path(__file__).parents[2]
 GOOD = '''

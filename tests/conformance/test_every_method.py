@@ -14,7 +14,7 @@ from torch import nn
 from ekiden import FederatedData, Training, run
 from ekiden.base.errors import UserError
 from ekiden.conformance import TEXT, Subject, rules
-from ekiden.conformance.small_runs import files, same, watched, watched_fits
+from ekiden.conformance.small_runs import Tiny, files, same, watched, watched_fits
 from ekiden.conformance.small_runs import settings as small_settings
 from ekiden.engine.drive import outline
 from ekiden.engine.method import INITIAL, Method
@@ -22,7 +22,6 @@ from ekiden.engine.transport import live_refs
 from ekiden.engine.wire import SERVER, Ref
 from ekiden.engine.worker import Setup
 from ekiden.methods import (
-    DENSE,
     GLM,
     METHODS,
     PFNM,
@@ -30,7 +29,6 @@ from ekiden.methods import (
     SPFL,
     UAPDFL,
     Average,
-    CoBoosting,
     DFedAvgM,
     DisPFL,
     FedAvg,
@@ -54,7 +52,6 @@ from ekiden.methods.rounds.spfl.host import HOSTS
 from ekiden.recipe import Recipe
 from ekiden.results.result import Result
 from tests.conformance.ridge import Ridge
-from tests.conftest import Tiny
 
 ROOT = Path(__file__).parents[2]
 every_method = pytest.mark.parametrize(
@@ -64,8 +61,6 @@ every_method = pytest.mark.parametrize(
 
 SHAPES: set[type[Method]] = {FedSeq, FedAvg, SCAFFOLD, DFedAvgM, FedGram, FedPer, MetaFed, Average}
 """One method of each shape of a run: what is kept between tasks, by whom, and who computes."""
-LONG: set[type[Method]] = {DENSE, CoBoosting, OTFusion}
-"""Methods that need seconds before they beat chance."""
 
 
 ELSEWHERE: set[type[Method]] = {
@@ -74,8 +69,10 @@ ELSEWHERE: set[type[Method]] = {
 }
 """Methods that are tried on another device each time, where they resume too; others share their code."""
 
-TRIED: set[type[Method]] = {*SHAPES, *ELSEWHERE, GLM, SPFL}
-"""Methods that learn, and run in other processes, each time."""
+SKIP: set[type[Method]] = {kind for kind in METHODS if kind.traits.skips}
+"""Methods that `test_goes_on_without_an_absent_client` stops after steps 1 and 3, and continues, each time."""
+FAST: set[type[Method]] = {*SHAPES, GLM, SPFL}
+"""Methods that learn (next to their exact numbers in `tests/methods`) and run in other processes, each time."""
 
 
 def mostly(fast: Collection[type[Method]]) -> pytest.MarkDecorator:
@@ -120,7 +117,7 @@ def test_has_one_page_and_one_test_file(kind: type[Method]) -> None:
     assert (ROOT / "tests" / "methods" / f"test_{module}.py").exists()
 
 
-@mostly(TRIED - LONG)
+@mostly(FAST | {FedELMY, FedTasuki})
 def test_learns(kind: type[Method]) -> None:
     rules.learns(subject(kind))
 
@@ -218,13 +215,13 @@ def test_weights_of_classes_count_or_are_refused(kind: type[Method]) -> None:
             Recipe(small(kind), training=Training(class_weights="balanced"))
 
 
-@mostly({*METHODS} - (ELSEWHERE - SHAPES) - {SPFL, FuseFL})
+@mostly({*METHODS} - ((ELSEWHERE | SKIP) - SHAPES) - {SPFL, FuseFL})
 def test_resumes_after_every_step_bit_for_bit(kind: type[Method]) -> None:
-    """`test_gives_the_bits_of_the_cpu` resumes each method after its first step."""
+    """`ELSEWHERE` and `SKIP` say which tests resume the other methods."""
     rules.resumes(subject(kind))
 
 
-@mostly(TRIED)
+@mostly(FAST)
 def test_same_bits_on_every_transport(kind: type[Method]) -> None:
     rules.same_on_processes(subject(kind))
 

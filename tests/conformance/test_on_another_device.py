@@ -20,7 +20,7 @@ from ekiden import FederatedData, Hardware, Training, run
 from ekiden.base.errors import UserError
 from ekiden.base.files import safetensors_chunks
 from ekiden.cli.app import main
-from ekiden.conformance.small_runs import files, same
+from ekiden.conformance.small_runs import Tiny, files, same
 from ekiden.data import federate
 from ekiden.data.augment import Augment
 from ekiden.engine.method import Method
@@ -50,7 +50,6 @@ from ekiden.models.images import MaxPool
 from ekiden.training.fit import optimizer as step_of
 from tests.conformance.elsewhere import Elsewhere, Mixed
 from tests.conformance.test_every_method import ELSEWHERE, mostly, small
-from tests.conftest import Tiny
 from tests.transports import test_remote as remote
 
 ONE = torch.zeros(1, dtype=torch.int64)

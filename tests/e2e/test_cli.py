@@ -24,12 +24,12 @@ from ekiden import FederatedData, Hardware, Training, __version__, federate, run
 from ekiden.base.errors import UserError
 from ekiden.cli import app
 from ekiden.cli.app import COMMANDS, main
+from ekiden.conformance.small_runs import Tiny
 from ekiden.engine.folder import RunFolder, read_lines
 from ekiden.engine.method import Method
 from ekiden.methods import FedELMY, FedSeq, Local
 from ekiden.results.result import Result
 from ekiden.runs.plan import judge, stored
-from tests.conftest import Tiny
 from tests.warm import ekiden
 
 QUICK = ["--epochs", "2", "--threads", "1"]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training, run
 from ekiden.base.errors import UserError
+from ekiden.conformance.small_runs import Tiny
 from ekiden.engine.drive import told
 from ekiden.engine.federation import Fed, in_order
 from ekiden.engine.method import INITIAL, Method, Size, State, Traits, on_client
@@ -20,7 +21,6 @@ from ekiden.engine.worker import Client, Job, Setup, Worker
 from ekiden.methods import SCAFFOLD, FedAvg, FedDC, FedDyn
 from ekiden.training.objective import Work
 from ekiden.training.weights import Weights, mean
-from tests.conftest import Tiny
 
 CLIENTS = ("a", "b", "c", "d")
 M = 4 * (4 * 8 + 8 + 16 + 8 * 3 + 3) + 4 * 16 + 8

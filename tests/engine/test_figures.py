@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 from sklearn import metrics as sk
@@ -66,7 +66,6 @@ PROBABILITIES = st.one_of(
 SAMPLES = st.lists(st.tuples(PROBABILITIES, st.booleans()), min_size=2, max_size=80)
 
 
-@settings(max_examples=100, deadline=None)
 @given(SAMPLES)
 def test_values_of_any_scores_are_as_far_from_scikit_learn_as_is_said(samples: list[tuple[float, bool]]) -> None:
     """Also with ties, with scores at the ends, and with all scores in one bin: the error is a bound."""
@@ -90,7 +89,7 @@ def test_values_of_any_scores_are_as_far_from_scikit_learn_as_is_said(samples: l
             assert one.specificity == pytest.approx((~called)[y == 0].mean())
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("n", [1000, 10_000])
 def test_scores_of_a_rare_class_are_told_to_a_thousandth(n: int, seed: int) -> None:
     """3 % of the samples, all scores below 0.1. The precision needs more samples than the area; see the page."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.data.augment import Augment
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import INITIAL, Method, State, on_client
@@ -17,7 +18,6 @@ from ekiden.engine.worker import Client, Setup
 from ekiden.methods import Average
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
-from tests.conftest import Tiny
 
 
 def fed(data: FederatedData, setup: bool = True, training: Training | None = None) -> Fed:

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from ekiden import FederatedData, Hardware
+from ekiden.conformance.small_runs import Tiny
 from ekiden.engine import worker
 from ekiden.engine.worker import Client, Setup, Worker
 from ekiden.methods import FedSeq
-from tests.conftest import Tiny
 
 
 def client_of(made: Worker, name: str, data: FederatedData) -> Client:

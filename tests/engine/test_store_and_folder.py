@@ -25,6 +25,7 @@ from torch import Tensor
 from ekiden import FederatedData, Hardware, Training, run
 from ekiden.base import files
 from ekiden.base.errors import UserError
+from ekiden.conformance.small_runs import Tiny
 from ekiden.engine import wire
 from ekiden.engine.federation import Fed
 from ekiden.engine.folder import Marks, RunFolder, read_config, read_lines
@@ -36,7 +37,6 @@ from ekiden.engine.wire import Ref
 from ekiden.engine.worker import Client
 from ekiden.methods import FedELMY
 from ekiden.training.weights import Weights
-from tests.conftest import Tiny
 
 CONFIG: dict[str, Any] = {
     "recipe": {

@@ -23,6 +23,7 @@ from ekiden.engine.method import Method
 from ekiden.methods import FedAvg, FedGram, FedSeq
 from ekiden.runs.plan import Plan, stored
 from ekiden.serving.reading import SampleReader
+from tests.lifecycle.conftest import ONLY
 from tests.lifecycle.kinds import KINDS, ROWS, SILOS, Kind
 from tests.lifecycle.silos import TRAINING, Silos, ekiden, refused, silos
 
@@ -102,7 +103,13 @@ class Place:
         return found
 
 
-@pytest.fixture(scope="module", params=[pytest.param(k, marks=pytest.mark.xdist_group(f"kind-{k}")) for k in KINDS])
+def group(kind: str) -> pytest.MarkDecorator:
+    """One process makes all runs on a kind of data, and one all exports; see `tests/serving/test_exporting.py`."""
+    exported = kind in ONLY["test_it_predicts_as_its_export_does"]
+    return pytest.mark.xdist_group("export" if exported else f"kind-{kind}")
+
+
+@pytest.fixture(scope="module", params=[pytest.param(k, marks=group(k)) for k in KINDS])
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     root = tmp_path_factory.mktemp(request.param)
     with pytest.MonkeyPatch.context() as patch:

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from ekiden import FederatedData, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.engine import wire
 from ekiden.engine.method import Method
 from ekiden.methods import SPFL, FedELMY, FedSeq
 from ekiden.methods.blocks.glam import GLAM, alignment
-from tests.conftest import Tiny
 from tests.methods.test_fedavg import SETTINGS, same
 
 SHORT: list[tuple[type[Any], dict[str, Any]]] = [

@@ -1,8 +1,8 @@
 """Centralized: training on the union."""
 
 from ekiden import FederatedData, Hardware, Training, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.methods import Centralized
-from tests.conftest import Tiny
 
 
 def test_sees_every_training_sample_of_every_client_each_epoch(blobs: FederatedData) -> None:

@@ -16,7 +16,7 @@ from ekiden import FederatedData, Hardware, Training, UserError, load_model, run
 from ekiden.base import outside
 from ekiden.base.sums import WIDE
 from ekiden.cli.app import main
-from ekiden.conformance.small_runs import files, same, watched
+from ekiden.conformance.small_runs import Tiny, files, same, watched
 from ekiden.data.tasks import Classification
 from ekiden.engine.drive import outline
 from ekiden.engine.method import Method, Size
@@ -50,7 +50,6 @@ from ekiden.runs.summary import label
 from ekiden.tables.sweep import flat
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
-from tests.conftest import Tiny
 
 SHAPES = [
     pytest.param(FedSeq(epochs=2), id="chain"),

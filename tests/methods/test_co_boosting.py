@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, models, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.data import federate
 from ekiden.engine.federation import Fed
 from ekiden.methods import CoBoosting
@@ -20,7 +21,6 @@ from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel, synthesise
 from ekiden.methods.one_shot.co_boosting import Boosted, WeightedEnsemble, hard, moved
 from ekiden.training.network import Network
 from ekiden.training.objective import Work
-from tests.conftest import Tiny
 
 
 def softmax(z: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.data import federate
 from ekiden.engine.method import Size
 from ekiden.methods import DeepAFL
@@ -16,7 +17,6 @@ from ekiden.methods.one_shot.deepafl import LeastSquaresSums, Residual, sandwich
 from ekiden.models import SplitNetwork
 from ekiden.results.result import Result
 from ekiden.training.network import Network
-from tests.conftest import Tiny
 
 SETTINGS: dict[str, Any] = {"training": Training(batch_size=16), "hardware": Hardware(threads=1)}
 

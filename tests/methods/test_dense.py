@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, models, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.data import federate
 from ekiden.data.tasks import Classification
 from ekiden.engine.federation import Fed
@@ -20,7 +21,6 @@ from ekiden.methods.one_shot.dense import Statistics, disagreement
 from ekiden.training.network import Network
 from ekiden.training.objective import Work
 from ekiden.training.weights import Weights, mean
-from tests.conftest import Tiny
 
 T, S = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([[0.0, 1.0], [0.0, 3.0]])
 

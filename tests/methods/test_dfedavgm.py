@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import State
 from ekiden.engine.worker import Client
@@ -15,7 +16,6 @@ from ekiden.methods import DFedAvgM, Local
 from ekiden.methods.gossip.blocks import topology
 from ekiden.methods.gossip.dfedavgm import gossip
 from ekiden.training.weights import Weights, mean
-from tests.conftest import Tiny
 from tests.methods.toys import Table, rounds, two_quadratics, weights
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.data.samples import Subset
 from ekiden.engine.method import State
 from ekiden.engine.worker import Client
@@ -17,7 +18,6 @@ from ekiden.training.feed import Feed
 from ekiden.training.fit import Bench
 from ekiden.training.network import Network
 from ekiden.training.objective import Forward
-from tests.conftest import Tiny
 from tests.methods.toys import Silo, rounds, two_quadratics, weights
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.engine import wire
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import Size, State
@@ -16,7 +17,6 @@ from ekiden.methods.gossip.blocks.masks import densities, move, pack, random_mas
 from ekiden.methods.gossip.dispfl import Sparse, overlap
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
-from tests.conftest import Tiny
 from tests.methods.toys import Free, Silo, Table, rounds, weights
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.engine.method import Method, Size
 from ekiden.engine.networks import read_model
 from ekiden.methods import Ensemble
@@ -16,7 +17,6 @@ from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel, Rule, join
 from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan, judge
 from ekiden.training.network import Network
-from tests.conftest import Tiny
 
 RULES: tuple[Rule, ...] = ("logits", "probabilities", "majority", "class-wise", "counts")
 

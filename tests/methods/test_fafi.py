@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden import Hardware, Training, UserError, federate, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.data.tasks import Classification
 from ekiden.engine.method import Size
 from ekiden.methods import FAFI
@@ -17,7 +18,6 @@ from ekiden.methods.one_shot.fafi import AlignedLoss, Prototypes, supervised_con
 from ekiden.models.split import SplitNetwork
 from ekiden.training.network import Network
 from ekiden.training.objective import Work
-from tests.conftest import Tiny
 
 SETTINGS: dict[str, Any] = {"training": Training(lr=0.1, batch_size=16), "hardware": Hardware(threads=1)}
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from ekiden import Hardware, UserError, federate, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.data.tasks import Classification
 from ekiden.methods import FedCOF
 from ekiden.methods.exact.fedcof import ClassMeans, MeanScatter
-from tests.conftest import Tiny
 
 
 def told(phi: Tensor, y: Tensor, classes: int) -> ClassMeans:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ekiden import FederatedData, Training, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.engine import wire
 from ekiden.engine.method import Size
 from ekiden.engine.transport import Transfer
@@ -13,7 +14,6 @@ from ekiden.engine.worker import Client
 from ekiden.methods import FedAvg, FedDC, FedProx
 from ekiden.methods.rounds.feddc import Drifting
 from ekiden.training.weights import Weights
-from tests.conftest import Tiny
 from tests.methods.rounds import play, quadratic, toy_q, values
 from tests.methods.test_fedavg import SETTINGS
 from tests.methods.toys import Silo, weights

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from ekiden import FederatedData, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.methods import FedAvg, FedDisco
 from ekiden.methods.rounds.feddisco import Measure, disco_weights, discrepancy, normalised_distances
-from tests.conftest import Tiny
 from tests.methods.test_fedavg import SETTINGS, same
 
 COUNTS = [torch.tensor(c) for c in ((50, 50), (90, 10), (10, 40))]

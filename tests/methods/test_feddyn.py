@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from ekiden import FederatedData, UserError, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.methods import FedAvg, FedDyn
 from ekiden.methods.blocks.rounds import Proximal
 from ekiden.methods.rounds.feddyn import Dynamic
 from ekiden.training.weights import Weights
-from tests.conftest import Tiny
 from tests.methods.rounds import Toy, play, quadratic, toy_q, values
 from tests.methods.test_fedavg import SETTINGS, same
 

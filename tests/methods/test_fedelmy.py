@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.engine.federation import Fed
 from ekiden.engine.transport import Transport
 from ekiden.engine.wire import Ref
@@ -18,7 +19,6 @@ from ekiden.methods import FedELMY, FedSeq, Local
 from ekiden.methods.chain import fedelmy as diversity
 from ekiden.methods.chain.fedelmy import Measure, Paper, Released, paper_scale, released_divisor
 from ekiden.training.weights import Weights
-from tests.conftest import Tiny
 from tests.methods.toys import Quadratic, weights
 
 

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.engine.worker import Client
 from ekiden.methods import Average, FedELMY, FedELMYParallel, Local
 from ekiden.methods.blocks.combining import Init
 from ekiden.training.weights import mean
-from tests.conftest import Tiny
 from tests.methods.toys import Quadratic, weights
 
 

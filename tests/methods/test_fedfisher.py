@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.engine.method import Size
 from ekiden.methods import Average, FedFisher, FisherMerging
 from ekiden.methods.one_shot import fisher_merging as merging
 from ekiden.methods.one_shot.blocks.curvature import half
 from ekiden.methods.one_shot.fedfisher import BlockInformed
 from ekiden.training.network import Network
-from tests.conftest import Tiny
 from tests.methods.merging import layout, models, semidefinite, trained
 
 SETTINGS: dict[str, Any] = {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1)}

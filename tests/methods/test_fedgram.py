@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, UserError, federate, load_model, run
 from ekiden.base.sums import Rounded, Rounding, measure, size
+from ekiden.conformance.small_runs import Tiny
 from ekiden.data.tasks import Classification
 from ekiden.engine import wire
 from ekiden.engine.method import Size
@@ -28,7 +29,6 @@ from ekiden.recipe import Recipe
 from ekiden.results.result import Result
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
-from tests.conftest import Tiny
 
 METHOD = FedGram(width=24)
 Samples = tuple[Tensor, Tensor]

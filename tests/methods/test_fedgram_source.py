@@ -14,6 +14,7 @@ import ekiden
 from ekiden import Hardware, UserError, federate, load_model
 from ekiden.base.settings import Training
 from ekiden.cli.app import main
+from ekiden.conformance.small_runs import Tiny
 from ekiden.engine.folder import read_config
 from ekiden.engine.networks import read_model
 from ekiden.methods import FedGram, FedSeq, Local
@@ -21,7 +22,6 @@ from ekiden.models.split import as_split
 from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan
 from ekiden.transports.flower.trust.agreement import parse
-from tests.conftest import Tiny
 from tests.methods.test_fedgram import bits
 from tests.transports.fakes import NAMES, FakeNodes, with_keys
 from tests.transports.test_remote import assert_equal, far, here, same

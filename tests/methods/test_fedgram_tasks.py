@@ -13,6 +13,7 @@ from torch import Tensor
 
 import ekiden
 from ekiden import FederatedData, Hardware, Training, UserError, federate, load_model, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.data.tasks import MultiLabel, Regression, Task
 from ekiden.engine.method import Method, Size
 from ekiden.engine.networks import of_method
@@ -21,7 +22,6 @@ from ekiden.methods.exact.blocks.gaussian_heads import GRID
 from ekiden.models.split import as_split
 from ekiden.results.result import Result
 from ekiden.training.network import Network
-from tests.conftest import Tiny
 
 Array = np.ndarray[Any, Any]
 METHOD = FedGram(width=24)

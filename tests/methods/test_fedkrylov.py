@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ekiden import FederatedData, Hardware, UserError, federate, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.data.tasks import Classification, MultiLabel, Regression, Task
 from ekiden.engine.method import Size
 from ekiden.engine.networks import of_method
@@ -34,7 +35,6 @@ from ekiden.models.split import as_split
 from ekiden.models.whole_features import RandomReLU
 from ekiden.results.result import Result
 from ekiden.training.network import Network
-from tests.conftest import Tiny
 
 METHOD = FedKrylov(width=24, laps=14, ridge=0.01)  # 13 laps of two directions: all of 24 dimensions
 

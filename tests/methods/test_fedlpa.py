@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.engine.method import Size
 from ekiden.methods import Average, FedLPA
 from ekiden.methods.one_shot.blocks.curvature import half
 from ekiden.methods.one_shot.fedlpa import Posterior, conjugate
 from ekiden.training.network import Network
-from tests.conftest import Tiny
 from tests.methods.merging import layout, matrix, models, semidefinite, trained
 
 SETTINGS: dict[str, Any] = {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1)}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, models, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.data import federate
 from ekiden.engine.method import Size, payload_types
 from ekiden.engine.store import Store
@@ -18,7 +19,6 @@ from ekiden.methods.one_shot.fedma import KeptLayers, class_mean, own_units
 from ekiden.results.result import Result
 from ekiden.training.elastic import Elastic, Form, assemble, matrices
 from ekiden.training.network import Network
-from tests.conftest import Tiny
 
 SETTINGS: dict[str, Any] = {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1)}
 

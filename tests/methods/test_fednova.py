@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from ekiden import FederatedData, Training, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.methods import FedAvg, FedNova
 from ekiden.methods.blocks.rounds import Reply, accumulation
 from ekiden.methods.rounds.fednova import Progress, normalised
-from tests.conftest import Tiny
 from tests.methods.rounds import Toy, linear, play, quadratic, toy_q, values, weights
 from tests.methods.test_fedavg import SETTINGS
 

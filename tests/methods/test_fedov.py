@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.data import federate, load
 from ekiden.data.samples import Samples
 from ekiden.engine.method import Method, Size
@@ -22,7 +23,6 @@ from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan, judge
 from ekiden.training.network import Network
 from ekiden.training.objective import Work
-from tests.conftest import Tiny
 from tests.methods.test_ensemble import Fixed
 
 A, B, C = (3.0, 0.0, -1.0), (0.0, 1.0, 2.0), (0.5, 2.0, 0.0)

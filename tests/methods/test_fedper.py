@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.engine.method import Size, State
 from ekiden.methods import FedAvg, FedPer, Local
 from ekiden.training.network import Network
 from ekiden.training.weights import mean
-from tests.conftest import Tiny
 from tests.methods.test_fedavg import SETTINGS, same
 from tests.methods.toys import Free, Silo, rounds, weights
 

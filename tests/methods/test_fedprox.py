@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from ekiden import FederatedData, UserError, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.methods import FedAvg, FedProx
 from ekiden.methods.blocks.rounds import Proximal
-from tests.conftest import Tiny
 from tests.methods.rounds import play, toy_q, values
 from tests.methods.test_fedavg import SETTINGS, same
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden import FederatedData, Hardware, UserError, federate, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.data.tasks import Classification
 from ekiden.methods import FedRAN
 from ekiden.methods.exact.blocks import gaussian_heads as heads
@@ -17,7 +18,6 @@ from ekiden.methods.exact.blocks.fixed_features import ShortColumns, features_of
 from ekiden.methods.exact.fedran import Scatter, SketchedScatter, largest
 from ekiden.models.split import as_split
 from ekiden.results.result import Result
-from tests.conftest import Tiny
 
 Array = NDArray[np.float64]
 METHOD = FedRAN(width=24, ridge=0.01, rank=0.25)

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from ekiden import FederatedData, Hardware, Result, Training, UserError, run
 from ekiden.base.checks import plain
 from ekiden.base.settings import batches
+from ekiden.conformance.small_runs import Tiny
 from ekiden.data import federate
 from ekiden.data.tasks import Classification, Task
 from ekiden.engine import wire
@@ -31,7 +32,6 @@ from ekiden.runs.summary import trained
 from ekiden.training.network import Network
 from ekiden.training.objective import Forward, Loss, Objective, Work, cross_entropy
 from ekiden.training.weights import Weights
-from tests.conftest import Tiny
 from tests.methods.toys import weights
 
 TEACHER, LABEL = torch.tensor([[log(2), 0.0, 0.0]]), torch.tensor([0])

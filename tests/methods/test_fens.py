@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.data import federate
 from ekiden.engine.federation import Fed
 from ekiden.engine.worker import Client
@@ -31,7 +32,6 @@ from ekiden.training import fit as fitting
 from ekiden.training.fit import Bench
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
-from tests.conftest import Tiny
 from tests.methods.toys import Table
 
 FORMS: tuple[Form, ...] = ("linear", "per-class", "mlp", "ridge")

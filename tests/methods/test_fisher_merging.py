@@ -6,12 +6,12 @@ import torch
 from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.engine.method import Size
 from ekiden.methods import Average, FisherMerging
 from ekiden.methods.one_shot.fisher_merging import DiagonalInformed
 from ekiden.training.network import Network
 from ekiden.training.weights import Layout
-from tests.conftest import Tiny
 from tests.methods.merging import models, trained
 from tests.methods.toys import weights
 

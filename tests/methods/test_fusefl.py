@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, models, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.engine.method import Size
 from ekiden.methods import Ensemble, FuseFL
 from ekiden.methods.one_shot.fusefl import (
@@ -28,7 +29,6 @@ from ekiden.methods.one_shot.fusefl import (
 )
 from ekiden.models import SplitNetwork
 from ekiden.training.network import Network
-from tests.conftest import Tiny
 
 SETTINGS: dict[str, Any] = {
     "training": Training(lr=0.01, batch_size=16, select="last"),

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, load, models, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.data import federate
 from ekiden.data.samples import ClientData, Subset
 from ekiden.engine.method import Method, Size
@@ -22,7 +23,6 @@ from ekiden.methods.one_shot.blocks.curvature import Closed, Recursion, compress
 from ekiden.methods.one_shot.ma_echo import Contribution, aligned, carried, min_norm, project, unit_rows
 from ekiden.training.network import Network
 from ekiden.training.weights import mean
-from tests.conftest import Tiny
 from tests.methods.test_ot_fusion import shuffled
 from tests.transports.test_remote import assert_equal, far, nodes_in
 from tests.transports.test_remote import here as in_one_process

@@ -10,11 +10,11 @@ import torch
 from ekiden import Hardware, run
 from ekiden.base.settings import Training
 from ekiden.base.sums import Sums
+from ekiden.conformance.small_runs import Tiny
 from ekiden.engine.worker import Client
 from ekiden.methods import FedGram, FedSeq, with_lap
 from ekiden.results.result import Result
 from tests.base.test_sums import gram
-from tests.conftest import Tiny
 from tests.methods.test_fedgram import METHOD, bits, go, pictures, silos
 
 Part = Any

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Training, UserError, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.data import federate
 from ekiden.engine import wire
 from ekiden.engine.federation import Fed
@@ -20,7 +21,6 @@ from ekiden.methods import MetaFed
 from ekiden.methods.gossip.metafed import FeatureDistillation, distillation_weight
 from ekiden.models.split import as_split
 from ekiden.training.weights import Weights
-from tests.conftest import Tiny
 from tests.methods.rounds import Table, Toy, weights
 from tests.methods.test_fedavg import SETTINGS, same
 

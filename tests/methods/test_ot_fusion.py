@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, models, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.methods import OTFusion
 from ekiden.methods.blocks.combining import Trained
 from ekiden.methods.one_shot.ot_fusion import activations, align, check_chain, costs, transport
 from ekiden.training.network import Network
 from ekiden.training.weights import Layout, Weights, mean
-from tests.conftest import Tiny
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, models, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.engine.method import Method, Size
 from ekiden.engine.networks import read_model
 from ekiden.methods import PFNM, Average
@@ -17,7 +18,6 @@ from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan, judge
 from ekiden.training.elastic import Elastic, Form, assemble, matrices
 from ekiden.training.network import Network
-from tests.conftest import Tiny
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
 SETTINGS = {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1)}

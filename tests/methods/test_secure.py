@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from ekiden import FederatedData, UserError, run
 from ekiden.base.modular import fixed, real
+from ekiden.conformance.small_runs import Tiny
 from ekiden.engine.method import Size
 from ekiden.methods import SCAFFOLD, FedAvg, FedDC, FedDisco, FedDyn, FedNova, FedProx
 from ekiden.methods.blocks.secure import ModelSums
 from ekiden.methods.rounds import feddisco
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights, mean
-from tests.conftest import Tiny
 from tests.methods.rounds import play, toy_q, values
 from tests.methods.test_fedavg import SETTINGS, same
 

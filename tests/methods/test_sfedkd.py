@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.data.tasks import Classification
 from ekiden.engine.method import Size
 from ekiden.engine.wire import Ref
@@ -25,7 +26,6 @@ from ekiden.methods.chain.sfedkd import (
     target_class,
 )
 from ekiden.training.network import Network
-from tests.conftest import Tiny
 from tests.methods.test_fedavg import SETTINGS, same
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, models, run
 from ekiden.base.settings import batches
+from ekiden.conformance.small_runs import Tiny
 from ekiden.data.tasks import Classification
 from ekiden.engine import wire
 from ekiden.engine.method import Size, State
@@ -18,7 +19,6 @@ from ekiden.methods.gossip.ua_pdfl import Branches, Choice, Divergence, Heard, H
 from ekiden.training.network import Network
 from ekiden.training.objective import TaskLoss
 from ekiden.training.weights import Weights
-from tests.conftest import Tiny
 from tests.methods.toys import Silo, Table, rounds, weights
 
 UNITS = torch.tensor([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.1, 0.1, 0.8]], dtype=torch.float64)

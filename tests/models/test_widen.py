@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from ekiden import UserError, models
+from ekiden.conformance.small_runs import Tiny
 from ekiden.models.split import Widened, widen
-from tests.conftest import Tiny
 
 
 @pytest.mark.parametrize(

@@ -73,5 +73,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def out(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report on all of them."""
     folder = tmp_path_factory.mktemp("out") / "report"
-    report([runs], folder, details=4)
+    with pytest.MonkeyPatch.context() as patch:  # fewer samples and points in pictures than readers get
+        patch.setattr("ekiden.reporting.models.SHOWN", 80)
+        patch.setattr("ekiden.reporting.models._GRIDS", ((7, 32),))
+        report([runs], folder, details=4)
     return folder

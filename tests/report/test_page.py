@@ -185,9 +185,8 @@ def test_nothing_to_report(runs: Path, tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["empty", "fedseq"]
 
 
-def test_writes_over_nothing_but_an_older_report(runs: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    report([runs / "fedseq"], out, details=0)
+def test_writes_over_nothing_but_an_older_report(runs: Path, out: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(out, tmp_path / "out"))
     (out / "figures" / "old.png").touch()
     (out / "notes.txt").write_text("mine")
     (tmp_path / "link").symlink_to(out)

@@ -13,6 +13,7 @@ import ekiden
 from ekiden import Devices
 from ekiden.base.errors import UserError
 from ekiden.base.seeds import derive
+from ekiden.conformance.small_runs import Tiny
 from ekiden.data.samples import FederatedData
 from ekiden.engine.folder import TaskPasses
 from ekiden.engine.method import Method
@@ -21,7 +22,6 @@ from ekiden.engine.wire import SERVER
 from ekiden.methods import DFedAvgM, FedAvg, FedSeq
 from ekiden.results.clock import PRESETS, Device, devices_of, timed
 from ekiden.runs import summary
-from tests.conftest import Tiny
 
 PLAIN = Devices(speed=10, upload=100, download=50, latency=1, patience=7)
 

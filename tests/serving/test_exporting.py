@@ -15,6 +15,7 @@ from scipy.special import softmax
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Training, UserError, federate, load, load_model, models, open_run, run, split
+from ekiden.conformance.small_runs import Tiny
 from ekiden.data import ClientData, Dataset, Iid, Samples, Subset
 from ekiden.data.kinds import Table, Tokens
 from ekiden.data.tasks import Regression
@@ -24,8 +25,8 @@ from ekiden.serving import exporting
 from ekiden.serving.card import card
 from ekiden.serving.exporting import export
 from ekiden.serving.predictions import predict
-from tests.conftest import Tiny
 
+pytestmark = pytest.mark.xdist_group("export")  # what exports need takes seconds to import
 Command = Callable[..., tuple[int, str]]
 
 

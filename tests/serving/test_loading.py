@@ -12,11 +12,11 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Training, UserError, federate, load, load_model, open_run, run, split
+from ekiden.conformance.small_runs import Tiny
 from ekiden.data import Iid
 from ekiden.engine.folder import read_config
 from ekiden.engine.method import Method
 from ekiden.methods import DENSE, PFNM, Average, Ensemble, FedMA, FedOV, FedPer, FedSeq, Local
-from tests.conftest import Tiny
 from tests.pages import DOCS, blocks, play
 
 PAGE = DOCS / "using-the-result.md"

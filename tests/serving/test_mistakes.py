@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 
 from ekiden import FederatedData, load, run, split
+from ekiden.conformance.small_runs import Tiny
 from ekiden.data import Iid
 from ekiden.methods import FedSeq, Local
-from tests.conftest import Tiny
 
 Command = Callable[..., tuple[int, str]]
 

@@ -13,13 +13,13 @@ import torch
 from PIL import Image
 
 from ekiden import Training, federate, load, load_model, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.data import ClientData, Dataset, FederatedData, Iid, Samples, Subset, split
 from ekiden.data.tasks import MultiLabel, Regression, Task
 from ekiden.engine.folder import read_lines
 from ekiden.methods import FedAvg, FedSeq, Local
 from ekiden.serving.predictions import predict
 from ekiden.serving.reading import SampleReader
-from tests.conftest import Tiny
 
 Command = Callable[..., tuple[int, str]]
 

@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 
 from ekiden import FederatedData, Training, UserError, load, open_run, run, split
+from ekiden.conformance.small_runs import Tiny
 from ekiden.data import Iid, from_tensors
 from ekiden.methods import FedAvg, FedSeq, Local
-from tests.conftest import Tiny
 
 mpl.use("Agg")
 

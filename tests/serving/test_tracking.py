@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from ekiden import FederatedData, UserError, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.engine.folder import read_lines
 from ekiden.methods import FedAvg
 from ekiden.results import tracking
-from tests.conftest import Tiny
 
 Command = Callable[..., tuple[int, str]]
 METHOD = FedAvg(rounds=3, epochs=1)

@@ -23,6 +23,8 @@ from torch import nn
 
 from ekiden import Hardware, Training, run
 from ekiden.base.files import safetensors_chunks
+from ekiden.conformance.small_runs import Tiny
+from ekiden.conformance.small_runs import blobs as make_blobs
 from ekiden.engine.method import Method
 from ekiden.methods import (
     METHODS,
@@ -46,7 +48,6 @@ from ekiden.transports.flower.coordinator.courier import Lost
 from ekiden.transports.flower.trust.parcel import Ask, unpack
 from tests.conformance.test_every_method import settings, small
 from tests.conformance.test_on_another_device import IMAGE_METHODS, OPTIONS, Picture, Wide, images
-from tests.conftest import Tiny, make_blobs
 from tests.transports import test_remote as remote
 from tests.transports.fakes import NAMES, FakeNodes, with_keys
 

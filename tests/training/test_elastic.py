@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import UserError, models
+from ekiden.conformance.small_runs import Tiny
 from ekiden.training.elastic import Elastic, adapted, assemble, check, folded, matrices
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
-from tests.conftest import Tiny
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
 

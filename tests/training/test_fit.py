@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ekiden import Hardware, Training, UserError
 from ekiden.base.seeds import derive
+from ekiden.conformance.small_runs import Tiny
 from ekiden.data import Dataset, Samples, Subset, from_tensors
 from ekiden.data.augment import Augment
 from ekiden.training import fit as fitting
@@ -19,7 +20,6 @@ from ekiden.training.fit import SGD, Bench, Diverged, fit
 from ekiden.training.network import Network
 from ekiden.training.objective import Forward, Objective, Work
 from ekiden.training.weights import Weights
-from tests.conftest import Tiny
 
 SEED = 11
 

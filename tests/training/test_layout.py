@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from ekiden import models
+from ekiden.conformance.small_runs import Tiny
 from ekiden.training.network import Network, fresh
-from tests.conftest import Tiny
 
 
 def test_parts_are_the_tensors_of_the_module() -> None:

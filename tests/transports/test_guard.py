@@ -9,13 +9,13 @@ import torch
 from tests.warm import WarmProcess
 
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'ekiden[flower]'")
-from ekiden.transports.flower.client_app import limit_memory
-
 pytestmark = pytest.mark.flower
 
 
 def take(file: Path) -> None:
     """Allocate in a process of its own what fits, then what does not."""
+    from ekiden.transports.flower.client_app import limit_memory  # with all of Flower, which no other test needs
+
     limit_memory(300_000_000)
     torch.ones(50_000_000)
     try:

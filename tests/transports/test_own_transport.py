@@ -14,9 +14,9 @@ import torch
 from ekiden import FederatedData, Hardware, Training, run
 from ekiden.base.errors import UserError
 from ekiden.conformance import check_transport
+from ekiden.conformance.small_runs import Tiny
 from ekiden.methods import FedSeq, MetaFed
 from ekiden.transports import Start, Transport
-from tests.conftest import Tiny
 from tests.warm import WarmProcess
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-transport.md"

@@ -12,6 +12,7 @@ from torch import nn
 
 from ekiden import FederatedData, run
 from ekiden.base.errors import UserError
+from ekiden.conformance.small_runs import Tiny
 from ekiden.engine import wire
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import Method, State, on_client
@@ -19,7 +20,6 @@ from ekiden.engine.worker import Client, Job, Outcome, Setup
 from ekiden.methods import FedAvg
 from ekiden.training.objective import Work
 from ekiden.transports.local import Processes, _Workers
-from tests.conftest import Tiny
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from ekiden import FederatedData, Hardware, Training, run
 from ekiden.base.errors import UserError
 from ekiden.cli.app import call
 from ekiden.conformance import check_transport
+from ekiden.conformance.small_runs import Tiny
 from ekiden.engine import wire
 from ekiden.engine.method import Method
 from ekiden.methods import SCAFFOLD, FedAvg, FedELMY, FedGram, FedSeq
 from ekiden.transports import Interrupted, OnRay
 from ekiden.transports import ray as module
 from ekiden.transports.base import Start
-from tests.conftest import Tiny
 
 FAST: dict[str, Any] = {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1)}
 METHODS: tuple[Method, ...] = (

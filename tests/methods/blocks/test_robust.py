@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ekiden import DivergenceWarning, FederatedData, Hardware, Training, UserError, federate, run
+from ekiden.conformance.small_runs import Tiny
 from ekiden.engine.method import Method, on_client
 from ekiden.engine.networks import builder
 from ekiden.engine.worker import Client
@@ -19,7 +20,6 @@ from ekiden.methods.blocks.rounds import Reply
 from ekiden.runs import summary
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
-from tests.conftest import Tiny
 from tests.methods.toys import weights
 
 FIVE = [weights(0.0, 0), weights(1.0, 0), weights(2.0, 1), weights(3.0, 4), weights(1000.0, -1000)]
