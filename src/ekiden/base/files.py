@@ -74,11 +74,7 @@ def safetensors_chunks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str
 def with_digest(chunks: Iterable[bytes | memoryview], **more: str) -> Iterator[bytes | memoryview]:
     """Return the pieces of a safetensors file with a digest of all its bytes in the metadata, for `read_tensors`.
 
-    It stays a safetensors file that every tool reads.
-
-    Args:
-        chunks: from `safetensors_chunks`.
-        more: further entries of the metadata.
+    It stays a safetensors file that every tool reads. `more` are further entries of the metadata.
     """
     first, *tensors = chunks
     header = json.loads(bytes(first[8:]))
@@ -185,10 +181,7 @@ def read_regular(path: Path, most: int = 1 << 31) -> bytes:
 def write(path: Path, chunks: Iterable[bytes | memoryview], *, sync: bool = True) -> int:
     """Write `chunks` to `path` atomically and return the number of bytes.
 
-    Args:
-        path: the file; its folder must exist.
-        chunks: its content.
-        sync: wait until it is on the disk, so that it also survives a power cut.
+    The folder must exist. `sync` waits until the file is on the disk, so that it also survives a power cut.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

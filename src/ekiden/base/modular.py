@@ -97,11 +97,9 @@ def bits_of(tensor: Tensor) -> int:
 
 
 def wide(numbers: Tensor, bits: int) -> "np.ndarray[Any, Any]":
-    """Return numbers modulo 2^bits as unsigned words, which wrap around where they are added; in memory of their own.
+    """Return numbers modulo 2^bits, as `Masked` holds them, as unsigned words, which wrap around where they are added.
 
-    Args:
-        numbers: as `Masked` holds them.
-        bits: of each number.
+    They are in memory of their own.
     """
     if numbers.dtype != torch.uint8:
         return numbers.cpu().numpy().astype(f"<i{bits // 8}").view(f"<u{bits // 8}")
@@ -121,10 +119,7 @@ def narrowed(words: "np.ndarray[Any, Any]", bits: int) -> Tensor:
 def fixed(values: Tensor, parts: int, what: str) -> Tensor:
     """Return numbers in fixed point: int64 in units of 2^-28, rounded, so that each is wrong by 2^-29 at most.
 
-    Args:
-        values: in a floating-point type.
-        parts: how many of such tensors are added up; their sum has room.
-        what: the numbers, for the message.
+    So many such tensors (`parts`) can be added up. The message calls the numbers `what`.
     """
     scaled, most = values.double() * 2.0**FRACTION, 2.0**62 / parts
     if not bool((scaled.abs() < most).all()):  # also where one is NaN

@@ -273,12 +273,7 @@ _GAPS = ("auroc", "sensitivity", "specificity", "accuracy", "r2", "c_index", "di
 
 
 def show_subgroups(found: Mapping[str, Any], exact: Mapping[str, Any] = {}) -> None:
-    """Print a table of subgroups for each column.
-
-    Args:
-        found: the entry `subgroups` of a row of metrics.
-        exact: metrics from the scores themselves, by column and subgroup, if they are known.
-    """
+    """Print a table of subgroups for each column, with exact metrics by column and subgroup if they are known."""
     if "threshold" in found:
         console.print(f"sensitivity and specificity at {found['threshold']:.4g}; gaps are from the column's others")
     for column, rows in found["groups"].items():

@@ -59,13 +59,10 @@ class _Box:
 
 
 def page(prog: str, shown: object, about: str = "", boxes: Boxes = ()) -> str:
-    """Return the help of a command.
+    """Return the help of a command: its first lines, by default the docstring of `shown`, and all flags.
 
-    Args:
-        prog: the command.
-        shown: a dataclass, or an instance whose values are the defaults.
-        about: the first lines; by default its docstring.
-        boxes: the order of its fields; by default first its own fields, then each dataclass in it.
+    Values of an instance are the defaults. Boxes are the order of fields; by default a dataclass's own come first, then
+    each dataclass in it.
     """
     width = min(shutil.get_terminal_size().columns, _MOST)
     found = list(_boxes(shown))
@@ -194,18 +191,10 @@ class _HelpWanted(Exception):
 def parse(
     kind: type[T], args: Sequence[str], prog: str, default: T | None = None, about: str = "", boxes: Boxes = ()
 ) -> T:
-    """Read flags into a dataclass.
+    """Read the arguments behind `prog` into a dataclass, of which the fields of dataclasses in it are flags, too.
 
-    Args:
-        kind: the dataclass; the fields of dataclasses in it are flags, too.
-        args: the arguments behind `prog`.
-        prog: the command, as it appears in messages.
-        default: the values of flags that are not given.
-        about: the first lines of the help; by default the docstring of `kind`.
-        boxes: how the help groups the flags (see `page`).
-
-    Raises:
-        SystemExit: the help was asked for; it is printed.
+    Flags that are not given have the values of `default`. The help has `about`, or the docstring of `kind`, and
+    `boxes`; if it was asked for, it is printed, and SystemExit raised.
     """
     shown = kind if default is None else default
     extra: dict[str, Any] = {} if default is None else {"default": default}

@@ -48,14 +48,9 @@ def trust(options: TrustOptions) -> None:
 
 
 def write(folder: Path, name: str) -> tuple[tuple[Path, Path, Path], str]:
-    """Write NAME.py, test_NAME.py and NAME.md into `folder`.
+    """Write NAME.py, test_NAME.py and NAME.md into `folder`; return the files, and the name of the class.
 
-    Args:
-        folder: the folder that gets the files.
-        name: the method's name, as half_seq, half-seq or HalfSeq.
-
-    Returns:
-        The files, and the name of the class.
+    The name is as in half_seq, half-seq or HalfSeq.
     """
     module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").lower()
     kind = name if "_" not in name and name[:1].isupper() else "".join(p[:1].upper() + p[1:] for p in module.split("_"))

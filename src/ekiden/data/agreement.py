@@ -73,11 +73,8 @@ def target_scales(told: Sequence[ColumnSums]) -> dict[str, tuple[float, float]]:
 def agreed(fed: FederatedData, *, mixed: bool = False) -> FederatedData:
     """Return the federation with one scaling for all clients, from what each reports about its training rows.
 
-    The columns of a table and the targets of a regression are scaled, and the times of survival.
-
-    Args:
-        fed: with tables that are not scaled yet.
-        mixed: a partition dealt out the rows of one source, so no client's unit or codes can differ from the others'.
+    The columns of a table and the targets of a regression are scaled, and the times of survival. `mixed` says that a
+    partition dealt out the rows of one source, so no client's unit or codes can differ from the others'.
     """
     if not fed.dataset.least:
         return fed
@@ -195,16 +192,10 @@ def read_agreed(path: Path) -> Scaling:
 def agree_on(
     files: Sequence[Path], spelling: str = "", expected: Sequence[str] = (), schema: Schema | None = None
 ) -> Scaling:
-    """Return the scaling for all silos that wrote these sums.
+    """Return the scaling for all silos that wrote these files with `ekiden silo sums`.
 
-    Args:
-        files: what `ekiden silo sums` wrote at each silo.
-        spelling: merge or keep names that are written in several ways; "" refuses them.
-        expected: the silos of the federation, if they are known.
-        schema: the study's schema, which becomes part of what is agreed on.
-
-    Warns:
-        DataWarning: a silo's column is in another unit than the others', or silos hold equal rows.
+    `spelling` merges or keeps names that are written in several ways; "" refuses them. The schema becomes part of what
+    is agreed on. Columns in another unit, and rows that several silos hold, are named.
     """
     told = []
     for file in files:

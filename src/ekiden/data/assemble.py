@@ -109,12 +109,8 @@ class AskedData:
 def assemble(holdings: Sequence[Holding], asked: AskedData, test: Raw | None = None) -> Dataset:
     """Return one data set of what all sources hold. The samples of a source with a name (a silo) are a group.
 
-    If a source has no test part, 20 % of it is held out, evenly from all (domain, group, label).
-
-    Args:
-        holdings: the sources.
-        asked: what is asked for.
-        test: a test part of all sources, which then have none of their own.
+    Without `test`, the test part of all sources, 20 % of each source that has none is held out, evenly from all
+    (domain, group, label).
     """
     like, reading = asked.like, asked.reading
     raws = [part for holding in holdings for part in holding.parts] + ([] if test is None else [test])

@@ -103,15 +103,10 @@ def _within(at: Tensor, shift: Tensor, size: int) -> Tensor:
 
 
 def normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """Scale bytes to [0, 1], subtract the mean and divide by the standard deviation of each channel.
+    """Scale bytes to [0, 1], subtract the mean and divide by the standard deviation of each channel, or of all.
 
-    Args:
-        x: (B, C, ...), uint8 or float; floats are already scaled. Or int64 tokens, which stay unchanged.
-        mean: one number, or one per channel.
-        std: one number, or one per channel.
-
-    Returns:
-        float32 tensor of the shape of `x`; `x` itself if it holds tokens, or if it is float32, mean is 0 and std is 1.
+    Floats (B, C, ...) are scaled already, and tokens (int64) stay unchanged. The result is float32, and `x` itself if
+    it holds tokens, or if it is float32, mean is 0 and std is 1.
     """
     if x.dtype == torch.int64:
         return x

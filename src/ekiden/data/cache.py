@@ -43,12 +43,7 @@ def cached(name: str, content: str, build: Callable[[], Dataset]) -> Dataset:
     """Return the decoded data set from its cache file, or else build it and store it.
 
     A damaged file is built again. A folder that cannot be written to is not an error. What `build` warned of is said
-    each time.
-
-    Args:
-        name: beginning of the file's name.
-        content: key of the data set's sources.
-        build: makes the data set; only samples and names of classes and domains are stored.
+    each time. Only samples and names of classes and domains are stored, under a name and the key of their sources.
     """
     path = files.cache_folder() / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', name)}-{content}.safetensors"
     found = _load(path)

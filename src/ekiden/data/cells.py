@@ -184,14 +184,7 @@ class Cells:
     """The columns of a table, read as what they are used for."""
 
     def __init__(self, table: Any, source: str, writing: Writing, measured: Sequence[str]) -> None:
-        """Look at a table.
-
-        Args:
-            table: a `pyarrow.Table`.
-            source: its name in messages.
-            writing: how it is written.
-            measured: the columns that may hold numbers; they decide on the decimal sign.
-        """
+        """Look at a `pyarrow.Table`. Columns that may hold numbers (`measured`) decide on the decimal sign."""
         self._table = table
         self._source = source
         self._writing = writing
@@ -207,15 +200,8 @@ class Cells:
     def features(self, columns: Sequence[str], categorical: Sequence[str], numeric: Sequence[str] = ()) -> Any:
         """Return a `pyarrow.Table` with these columns as float64 (null if missing) or as text.
 
-        Dates become days since 1970, and truth values 0 and 1.
-
-        Args:
-            columns: their names.
-            categorical: those that are text, whatever they look like.
-            numeric: those that must be numbers or dates.
-
-        Warns:
-            DataWarning: a column is probably not what it seems.
+        Dates become days since 1970, and truth values 0 and 1. Columns in `categorical` are text, whatever they look
+        like; those in `numeric` must be numbers or dates. A column that is probably not what it seems is named.
         """
         arrays, fields = [], []
         for name in columns:
@@ -391,12 +377,7 @@ class Cells:
         return "."
 
     def _of_text(self, name: str, *, strict: bool) -> tuple[Any, str]:
-        """Return a column of text as what it means, and how dates are written; "" if they are none.
-
-        Args:
-            name: the column.
-            strict: whether it must hold numbers or dates.
-        """
+        """Return a column of text as what it means (numbers or dates if `strict`), and how dates are written, or ""."""
         text = self._texts[name]
         what = f"column {name!r} of {self._source}"
         if not len(text.cells):
@@ -548,15 +529,9 @@ def _look_like_dates(values: Floats) -> bool:
 
 
 def warn_of_marks(values: Floats, what: str, *, dates: bool = False) -> None:
-    """Notice numbers that probably mark missing values: -999, 9999, or -1 far from positive numbers.
+    """Notice numbers (n,) that probably mark missing values: -999, 9999, or -1 far from positive numbers.
 
-    Args:
-        values: (n,), NaN if one is missing.
-        what: the column, for the message.
-        dates: whether they are days since 1970.
-
-    Warns:
-        DataWarning: there is such a number.
+    Values that are known to be missing are NaN, and dates are days since 1970.
     """
     different, counts = np.unique(values[~np.isnan(values)], return_counts=True)
     if dates:

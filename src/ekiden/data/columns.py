@@ -196,14 +196,7 @@ _YES = ("true", "yes")
 
 
 def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
-    """Take samples, labels, domains and groups out of an Arrow table, as `reading` says.
-
-    Args:
-        table: a `pyarrow.Table`.
-        source: where it comes from, for messages.
-        reading: what its columns mean.
-        usual: names of columns that mean something if `reading` does not say so.
-    """
+    """Take samples, labels, domains and groups out of a `pyarrow.Table`, as `reading` or else `usual` says."""
     labels = {*(reading.label_column or _label(table, usual)), reading.domain_column or usual.domain}
     table = _with_names(table, labels)
     _meet_schema(table, source, reading)

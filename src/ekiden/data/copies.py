@@ -55,12 +55,8 @@ def copied(here: Mapping[Any, int], there: Mapping[Any, int], pairs: int = 1) ->
     """Return whether two parts have more rows in common than rows that are coarse would have by chance.
 
     Of rows that are there twice in both parts together, a share of 2ab/(a + b)² is expected to be once in each, if the
-    parts have a and b rows. By Chernoff's bound, more is improbable.
-
-    Args:
-        here: how often each row is in one part.
-        there: how often each row is in the other.
-        pairs: number of pairs of parts that are compared.
+    parts have a and b rows. By Chernoff's bound, more is improbable, also among so many `pairs` of parts. `here` and
+    `there` say how often each row is in a part.
     """
     once = sum(n == 1 == there.get(row, 0) for row, n in here.items())
     twice = sum(n == 2 and row not in there for row, n in here.items())
@@ -75,12 +71,10 @@ def copied(here: Mapping[Any, int], there: Mapping[Any, int], pairs: int = 1) ->
 
 
 def rows_of_several(held: Mapping[str, Sequence[bytes | str]], chance: float | None = None) -> Iterator[str]:
-    """Say how many rows several silos hold, unless so many are equal by chance.
+    """Say how many rows several silos hold, by their fingerprints, unless so many are equal by chance.
 
-    Args:
-        held: fingerprints of each silo's rows.
-        chance: how probable it is that two rows are equal, as far as their values tell; None if only fingerprints are
-            known.
+    `chance` says how probable it is that two rows are equal, as far as their values tell; None if only fingerprints are
+    known.
     """
     counts = {name: Counter(rows) for name, rows in held.items()}
     fine = sum(map(len, counts.values())) >= ROWS_DIFFER * sum(map(len, held.values()))

@@ -147,14 +147,9 @@ def hazard_counts(y: Numbers, risk: Numbers, times: Sequence[float]) -> tuple[Nu
 
     Their ratio is what Breslow's estimate of the cumulative baseline hazard, Σ d / Σ exp(risk) over times of events,
     grows by. So the ratio of sums over silos is that of all rows together if no row ends between two of the times, and
-    near it otherwise.
+    near it otherwise. `y` (n, 2) holds times and events, `risk` (n,) logarithms of the relative hazard.
 
     Norman Breslow, in the discussion of David Cox: Regression models and life-tables. JRSS B, 1972.
-
-    Args:
-        y: (n, 2) times and events.
-        risk: (n,) logarithms of the relative hazard.
-        times: ascending.
     """
     ends, place = np.unique(y[:, 0], return_inverse=True)
     share = np.exp(risk)
@@ -170,13 +165,7 @@ def hazard_counts(y: Numbers, risk: Numbers, times: Sequence[float]) -> tuple[Nu
 
 
 def baseline(events: Numbers, exposure: Numbers, least: int) -> Numbers:
-    """Return the cumulative hazard (T,) that follows from these counts; 0 at times after too few events.
-
-    Args:
-        events: (T,), as from `hazard_counts`.
-        exposure: (T,).
-        least: events since the time before that has a value.
-    """
+    """Return the cumulative hazard (T,) of counts by `hazard_counts`; 0 at times after fewer events than `least`."""
     with np.errstate(divide="ignore", invalid="ignore"):
         total, since = np.where(events > 0, events / exposure, 0).cumsum(), 0.0
     for k, count in enumerate(events):
@@ -223,12 +212,7 @@ class Compared:
 
 
 def compared(name: str, silos: Mapping[str, Followed]) -> Compared:
-    """Return the curves that follow from what silos told, and the log-rank test.
-
-    Args:
-        name: of the column of times.
-        silos: what each silo told.
-    """
+    """Return the curves that follow from what silos told of a column of times, and the log-rank test."""
     common = sorted(set.intersection(*(set(one.times) for one in silos.values())))
     if not common:
         raise UserError(f"no time of {name} has enough rows at all silos: choose fewer times")

@@ -66,13 +66,10 @@ class Date:
 def microseconds(
     dates: Sequence[Date], what: str, order: str, where: Callable[[int], str]
 ) -> tuple[NDArray[np.int64], str]:
-    """Return microseconds since 1970 of dates (k,), all of one form, and this form.
+    """Return microseconds since 1970 of dates (k,) of a column, all of one form, and this form.
 
-    Args:
-        dates: the dates of a column.
-        what: the column, for messages.
-        order: day-first or month-first where the dates leave it open; "" if it is not known.
-        where: returns one of the dates and its row, for messages.
+    `order` is day-first or month-first where the dates leave it open; "" if it is not known. `where` returns one of the
+    dates and its row, for messages.
     """
     if short := [k for k, one in enumerate(dates) if one.short]:
         raise UserError(f"{what} holds dates with two-digit years ({where(short[0])}): write four digits")

@@ -243,12 +243,7 @@ Source: TypeAlias = tuple[Tensor | NDArray[Any], Tensor | NDArray[Any]] | Sample
 
 
 def raw_of(source: Any, what: str) -> Raw:
-    """Return the samples of arrays (x, y), of `Samples`, or of a map-style dataset of pairs.
-
-    Args:
-        source: what the user gave.
-        what: its name in messages.
-    """
+    """Return the samples of arrays (x, y), of `Samples`, or of a map-style dataset of pairs; `what` names them."""
     if isinstance(source, Samples):
         raw = _raw(source.x, source.y, what, source.classes)
         subject, time = (_for_each(getattr(source, part), raw, part) for part in ("subject", "time"))
@@ -403,14 +398,9 @@ class Holding:
 def hold(
     source: Any, reading: Reading, name: str = "", what: str = "", usual: columns.Columns = columns.USUAL
 ) -> Holding:
-    """Read a path, a frame, or samples that are already in Python.
+    """Read a path, a frame, or samples that are already in Python, which messages call `what`.
 
-    Args:
-        source: where the samples are.
-        reading: what its columns mean.
-        name: name of the silo.
-        what: its name in messages, unless it is a path.
-        usual: names of columns that mean something if `reading` does not say so.
+    `usual` are names of columns that mean something if `reading` does not say so.
     """
     what = what or (f"silo {name}" if name else "the table")
     if type(source) is dict and any(isinstance(part, Tensor) and part.ndim != 1 for part in source.values()):
@@ -511,9 +501,8 @@ def _of_arrays(found: dict[str, NDArray[Any]], source: str, reading: Reading) ->
 def named_silos(given: Sequence[str]) -> dict[str, Path]:
     """Return the files or folders of silos, by the silos' names.
 
-    Args:
-        given: their paths, each with or without a name as in north=n.csv; or one folder that holds a file or a folder
-            for each; or one TOML file that names them.
+    Their paths are given, each with or without a name as in north=n.csv; or one folder that holds a file or a folder
+    for each; or one TOML file that names them.
     """
     named = [_apart(text) for text in given]
     paths = [path for _, path in named]

@@ -103,12 +103,7 @@ def load(item: Path | bytes) -> Loaded:
 
 
 def mask(item: Path, image: Any) -> NDArray[Any]:
-    """Return the labels of a NIfTI mask on the slice that is read of its image, turned as the image is.
-
-    Args:
-        item: the mask.
-        image: the file of the image.
-    """
+    """Return the labels of a NIfTI mask on the slice that is read of its image, turned as the image is."""
     (path, number), (beside, wanted) = split(item), split(image) if isinstance(image, Path) else (Path(), None)
     if not all(file.name.lower().endswith(NIFTI) for file in (path, beside)):
         raise UserError("a mask is a NIfTI file if its image is one, otherwise a PNG or TIFF file: convert it")

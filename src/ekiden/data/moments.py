@@ -158,13 +158,7 @@ def counted_together(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
 
 
 def told_by(client: ClientData, dataset: Dataset, times: Sequence[float] = ()) -> ColumnSums:
-    """Return what a client reports about its training rows, which are not scaled yet.
-
-    Args:
-        client: whose rows.
-        dataset: what they mean.
-        times: between which events are counted.
-    """
+    """Return what a client reports about its training rows, which are not scaled yet, and of events between times."""
     if times and not isinstance(dataset.task, Survival):
         raise UserError("times at which survival is shown need --task=survival: leave them out")
     least, moments, missing, categories = dataset.least, {}, {}, {}

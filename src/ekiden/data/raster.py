@@ -47,13 +47,7 @@ def split(path: Path) -> tuple[Path, int | None]:
 
 
 def chosen(count: int, number: int | None, what: str) -> int:
-    """Return the page that is read: the one that was named, counted from 0, or else the middle one.
-
-    Args:
-        count: how many there are.
-        number: the one that was named.
-        what: what they are called in messages, in the singular.
-    """
+    """Return the page (`what`) that is read: the one that was named, counted from 0, or else the middle one."""
     if number is not None and number >= count:
         has = f"one {what}" if count == 1 else f"{count} {what}s"
         raise UserError(f"it has {has}, so there is no {what} {number}: count from 0")

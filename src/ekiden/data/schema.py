@@ -306,14 +306,9 @@ def refuse(violations: Sequence[Violation], source: str) -> None:
 def violations(
     table: Any, source: str, schema: Schema, writing: Writing, names: Mapping[str, tuple[str, ...]]
 ) -> list[Violation]:
-    """Return what in an Arrow table the schema does not allow, in the order of its columns.
+    """Return what in a `pyarrow.Table`, as it was read, the schema does not allow, in the order of its columns.
 
-    Args:
-        table: a `pyarrow.Table` as it was read.
-        source: its name in messages.
-        schema: the schema.
-        writing: how the table is written, with the schema's marks of missing values.
-        names: names of categories that are stored as positions, by column.
+    `writing` has the schema's marks of missing values, and `names` those of categories that are stored as positions.
     """
     lacking = [name for name in schema.columns if name not in table.column_names]
     others = [name for name in table.column_names if name not in schema.columns]

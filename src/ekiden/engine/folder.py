@@ -321,13 +321,8 @@ def settings_in(config: Mapping[str, Any]) -> tuple[Training, Hardware]:
 def read_state(path: Path, kind: type[S], config: str) -> tuple[S, Marks, Mapping[str, str] | None]:
     """Return the state in a run folder, where the run stands, and `Transport.written`.
 
-    Args:
-        path: the run folder.
-        kind: of the state.
-        config: digest of the configuration that it must have been written under, from `config_digest`.
-
-    Raises:
-        Damaged: the file is not as it was written.
+    The state must have been written under the configuration with this `config_digest`; otherwise, or if the file is not
+    as it was written, it is `Damaged`.
     """
     file = path / "state.safetensors"
     try:
@@ -438,14 +433,7 @@ def data_digests(path: Path) -> dict[str, str]:
 def data_differences(
     path: Path, clients: Mapping[str, ClientData], test: str | None = None, before: str | None = None
 ) -> list[str]:
-    """Say whose data differ from those that a run has used.
-
-    Args:
-        path: the run folder.
-        clients: the data that are here; only those that the run has used are read.
-        test: digest of all test samples that are here.
-        before: digest of all test samples of the run.
-    """
+    """Say whose data differ from those that a run has used; of clients that it has not used none are read."""
     used = data_digests(path)
     names = [n for n, digest in used.items() if n not in clients or client_digest(clients[n]) != digest]
     if names:
@@ -472,12 +460,8 @@ def source_digest(root: Path) -> str:
 def model_digest(network: Network, shape: tuple[int, ...], constants: str) -> dict[str, Any]:
     """Return what identifies the initial model: a digest of its values and its structure, and some outputs.
 
-    The outputs tell apart networks that have the same layers but use them differently.
-
-    Args:
-        network: the initial model.
-        shape: of a sample.
-        constants: the digest of its frozen part.
+    The outputs tell apart networks that have the same layers but use them differently. `constants` is the digest of the
+    frozen part.
     """
     structure = re.sub(r"0x[0-9a-f]+", "", repr(network.module))  # addresses differ between processes
     digest = hashlib.blake2b(structure.encode(), digest_size=16)

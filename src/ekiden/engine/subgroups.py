@@ -192,13 +192,7 @@ def count(
 ) -> Tensor:
     """Return what is counted of each subgroup of the columns `asked`, (subgroups, numbers) int64.
 
-    Args:
-        counting: says what is counted.
-        scores: the answers.
-        places: the subgroups (n,) of all columns of which the silo may tell.
-        sizes: how many subgroups each of these columns has.
-        care: what is left out.
-        asked: which of these columns are wanted.
+    `places` are the subgroups (n,) of all columns of which the silo may tell, and `sizes` their numbers.
     """
     shown = told(places, scores, care)
     rows = [((places[c] == g) & shown).nonzero().flatten() for c in asked for g in range(sizes[c])]
@@ -271,16 +265,9 @@ def table(
 def shift(own: Tensor | None, others: Tensor | None) -> float | None:
     """Return the population stability index Σ (p - q) ln(p / q) of the scores of two classes, by tenths of all samples.
 
-    p and q are the shares of own samples and of the others in the ten parts; half a sample is added to each count.
-    Above 0.25 scores are usually said to differ much.
-    It is Harold Jeffreys' divergence (Proceedings of the Royal Society A 186, 1946).
-
-    Args:
-        own: (1, 2, bins) own samples by bins of their scores.
-        others: the same of the others.
-
-    Returns:
-        None if there are no such counts.
+    p and q are the shares of own samples and of the others in the ten parts, from counts (1, 2, bins) by bins of
+    scores; half a sample is added to each. Above 0.25 scores are usually said to differ much. Without counts it is
+    None. It is Harold Jeffreys' divergence (Proceedings of the Royal Society A 186, 1946).
     """
     if own is None or others is None or len(own) != 1 or not own.sum() or not others.sum():
         return None

@@ -26,11 +26,8 @@ def terms(inputs: Inputs | None, width: int) -> list[Term]:
     """Return what enters the head of a linear network, in order.
 
     Of a table: its numbers; for each column with gaps whether the number is missing; for each category but the first
-    one whether the row has it. `other` is any category that is not in the vocabulary.
-
-    Args:
-        inputs: what a sample is.
-        width: numbers of a sample that is not a row of a table.
+    one whether the row has it. `other` is any category that is not in the vocabulary. A sample that is not a row of a
+    table has `width` numbers.
     """
     if not isinstance(inputs, Table):
         return [Term(f"x{k}") for k in range(width)]

@@ -290,9 +290,7 @@ def forgetting(group: Group, number: int) -> Drawing | Missing | None:
 def lost_points(values: NDArray[np.float64], trained: Sequence[int]) -> float | None:
     """Return the mean forgetting: the best accuracy since a client trained minus the last, without the last client.
 
-    Args:
-        values: (hops, clients) accuracies.
-        trained: (hops,) column of the client that trained in each hop.
+    `values` are accuracies (hops, clients), and `trained` the column of the client that trained in each hop.
     """
     losses = []
     for column in set(trained[:-1]) - {trained[-1]}:

@@ -106,14 +106,9 @@ class Coefficient:
 def coefficients(
     tensors: Mapping[str, Tensor], family: str, task: Task, inputs: Inputs, classes: Sequence[str]
 ) -> tuple[Coefficient, ...]:
-    """Return the table of a finished regression.
+    """Return the table of a finished regression of this family.
 
-    Args:
-        tensors: of the model, by name: head.weight, head.bias, covariance, samples.
-        family: which regression.
-        task: what the labels mean.
-        inputs: what a sample is.
-        classes: names of classes or targets.
+    `tensors` are of the model, by name: head.weight, head.bias, covariance, samples.
     """
     from scipy import stats  # noqa: PLC0415  takes a second, and few need it
 

@@ -239,12 +239,9 @@ def _cells(text: str) -> list[str]:
 
 
 def page(sweeps: Sequence[Sweep], old: str = "") -> str:
-    """Return the ledger of these sweeps.
+    """Return the ledger of these sweeps, in their order; several sweeps of one command make one section.
 
-    Args:
-        sweeps: in their order; several sweeps of one command make one section.
-        old: an older ledger. Its sections of other sweeps keep the values of their runs and are judged again; sections
-            of these sweeps are replaced.
+    Sections of other sweeps in an older ledger keep the values of their runs and are judged again.
     """
     if old and not old.startswith(_TITLE):
         raise UserError("the file to write exists and is not a ledger: choose another one by --write")

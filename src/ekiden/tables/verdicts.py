@@ -161,12 +161,9 @@ def as_rows(results: Sequence[CellResult]) -> list[dict[str, Any]]:
 
 
 def collect(sweep: Sweep, cells: Sequence[Cell] | None = None, more: Sequence[Sweep] = ()) -> tuple[CellResult, ...]:
-    """Return what is finished of a sweep, cell by cell.
+    """Return what is finished of a sweep, or of some of its cells, cell by cell.
 
-    Args:
-        sweep: its folder, or its records.
-        cells: some of its cells, if not all.
-        more: folders and records of the same sweep, for runs that the first lacks; folders count before records.
+    `more` are folders and records of the same sweep, for runs that the first lacks; folders count before records.
     """
     chosen = sweep.experiment.cells if cells is None else cells
     done: dict[str, list[Summary]] = {cell.slug: [] for cell in chosen}

@@ -115,18 +115,11 @@ class Spent:
 
 
 def planned(dp: DP, fits: tuple[int, ...], training: Training, samples: int, where: str = "a client") -> Spent:
-    """Return what one client tells in a run, with the least noise that keeps the promise.
+    """Return what one client with so many samples tells in a run, with the least noise that keeps the promise.
 
     Silos hold different samples. So the run as a whole keeps the ε of its worst silo (parallel composition): a sample
     is in the training of its own silo only, and all that others do with the model that they receive does not depend on
     it further. This holds in a chain, too. It does not hold for a person with samples in two silos.
-
-    Args:
-        dp: the promise.
-        fits: epochs of each fit of the client.
-        training: how it trains.
-        samples: n, its number of training samples.
-        where: what messages call it.
     """
     check_delta(dp, samples, where)
     steps = sum(training.steps(samples, epochs) for epochs in fits)

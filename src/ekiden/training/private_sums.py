@@ -80,14 +80,7 @@ class Release:
     def sums(
         self, blocks: Iterable[tuple[Tensor, Tensor]], classes: int, width: int, device: torch.device
     ) -> NoisySums:
-        """Return noisy sums of centred and clipped features.
-
-        Args:
-            blocks: features (b, D), whole numbers, and labels (b,).
-            classes: K.
-            width: D.
-            device: where they are.
-        """
+        """Return noisy sums of centred and clipped features (b, D), which are whole numbers, with labels (b,)."""
         square = bound(self.dp, width)
         clipped: Iterator[tuple[Tensor, Tensor]] = ((centred_clipped(phi, square), y) for phi, y in blocks)
         draw = Draw(self.noise)
@@ -121,12 +114,7 @@ class Draw:
     _place: int = field(default=0)
 
     def gaussian(self, sigma: int, count: int) -> Tensor:
-        """Return (count,) int64 of the discrete Gaussian with parameter σ (Algorithm 3, with t = σ).
-
-        Args:
-            sigma: a whole number from 1 to 2^28.
-            count: how many.
-        """
+        """Return (count,) int64 of the discrete Gaussian, σ from 1 to 2^28 (Algorithm 3, with t = σ)."""
         if not 1 <= sigma <= _MOST:
             raise ValueError(f"σ = {sigma} is not from 1 to {_MOST}")
         kept: list[Whole] = []

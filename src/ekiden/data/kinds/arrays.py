@@ -94,12 +94,7 @@ def is_list(kind: Any) -> bool:
 
 
 def encode(raw: Any, what: str) -> Tensor:
-    """Return (n, ...) float32.
-
-    Args:
-        raw: an array or tensor, or a path: `.npy`, or `.npz` or safetensors with the array `x`.
-        what: its name in messages.
-    """
+    """Return (n, ...) float32 of an array, or of a path: `.npy`, or `.npz` or safetensors with the array `x`."""
     if isinstance(raw, str | Path):
         found = read(Path(raw))
         if "x" not in found:
@@ -143,13 +138,6 @@ def noticed(x: Tensor, what: str) -> Tensor:
     """Return samples with the channels of images first, and say where channels seem to come last.
 
     Bytes (n, H, W) and (n, H, W, C) become (n, C, H, W). Floats are not changed.
-
-    Args:
-        x: (n, ...) bytes or floats.
-        what: their name in messages.
-
-    Warns:
-        DataWarning: channels seem to come last.
     """
     if x.dtype == torch.uint8 and x.ndim == 3:
         return x.unsqueeze(1)

@@ -185,13 +185,7 @@ def holds_files(column: Any) -> bool:
 
 
 def masks(files_: Sequence[Any], images: Sequence[Any], source: str) -> NDArray[Any]:
-    """Return the class of each pixel (n, H, W) that masks hold; (n,) arrays (H, W) if they differ in size.
-
-    Args:
-        files_: encoded bytes or files of the masks.
-        images: those of the images.
-        source: where both come from, for messages.
-    """
+    """Return the class of each pixel (n, H, W) that masks of images hold; (n,) arrays (H, W) if they differ in size."""
     found: list[NDArray[Any]] = []
     for row, (file, image) in enumerate(zip(files_, images, strict=True)):
         try:

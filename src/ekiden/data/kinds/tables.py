@@ -171,12 +171,7 @@ class Table(Inputs):
                 )
 
     def scaled(self, numbers: Numbers, names: Sequence[Names]) -> Tensor:
-        """Return (n, d) float32 rows.
-
-        Args:
-            numbers: (n, numeric) unscaled values, NaN if one is missing.
-            names: (n,) for each categorical column, "" if one is missing.
-        """
+        """Return (n, d) float32 rows of unscaled numbers (n, numeric) and names (n,); NaN and "" are missing."""
         centre, scale = np.array(self.centre), np.array(self.scale)
         scaled = np.nan_to_num((numbers - centre) / scale) if self.numeric else numbers
         gaps = np.isnan(numbers[:, [self.numeric.index(name) for name in self.gaps]])
@@ -204,11 +199,9 @@ def encode_again(x: Tensor, before: Table, after: Table) -> Tensor:
 
 
 def unscaled(raws: Sequence[Raw], missing: Sequence[str] = ()) -> tuple[Table, list[Tensor]]:
-    """Return the columns of several tables together, and their rows (n, d) float64, unscaled.
+    """Return the columns of tables by `Cells.features` together, and their rows (n, d) float64, unscaled.
 
-    Args:
-        raws: the tables, as `Cells.features` returns them.
-        missing: cells that mark a missing value, in addition to the usual ones.
+    `missing` are cells that mark a missing value, in addition to the usual ones.
     """
     first, wanted = raws[0].source, raws[0].images.column_names
     for raw in raws:
@@ -236,12 +229,7 @@ def unscaled(raws: Sequence[Raw], missing: Sequence[str] = ()) -> tuple[Table, l
 
 
 def rows(raw: Raw, table: Table) -> tuple[Numbers, list[Names]]:
-    """Return from rows of a table the numbers (n, numeric), and the names (n,) of each categorical column.
-
-    Args:
-        raw: rows as `Cells.features` returns them.
-        table: the columns.
-    """
+    """Return the numbers (n, numeric) of rows by `Cells.features`, and the names (n,) of each categorical column."""
     frame = raw.images
     _same_columns([*table.numeric, *table.categorical], frame.column_names, "the model's data", raw.source, more=True)
     numbers = [_numbers(raw, name, date=name in table.dates) for name in table.numeric]

@@ -58,11 +58,7 @@ class Security:
 def checked(address: str, security: Security, say: Say, *, anywhere: bool) -> None:
     """Refuse unsafe connections, and warn about insecure ones that are allowed.
 
-    Args:
-        address: HOST:PORT.
-        security: how the SuperLink is authenticated.
-        say: shows a line to the user.
-        anywhere: whether the user allows a plain connection to another machine.
+    A plain connection to another machine is allowed if the user says so (`anywhere`).
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
@@ -79,15 +75,7 @@ def checked(address: str, security: Security, say: Say, *, anywhere: bool) -> No
 
 
 def register(public_key: Path, link: str, security: Security, say: Say, *, again: bool = False) -> None:
-    """Let the holder of a key connect to the SuperLink.
-
-    Args:
-        public_key: file of the public key.
-        link: HOST:PORT of the SuperLink, for the coordinator.
-        security: how the SuperLink is authenticated.
-        say: shows a line to the user.
-        again: whether the key may be registered already.
-    """
+    """Let the holder of a key connect to the SuperLink; `again` if the key may be registered already."""
     arguments = ["supernode", "register", str(public_key.absolute()), _CONNECTION]
     try:
         _ask(arguments, link, security, say)
@@ -174,13 +162,7 @@ class _Heard:
     """Reads the output of `flwr run --stream`: shows Ekiden's lines to the user, and keeps Flower's for an error."""
 
     def __init__(self, say: Say, unserved: Callable[[str], None], seconds: float = _PENDING) -> None:
-        """Prepare.
-
-        Args:
-            say: shows a line to the user.
-            unserved: called with the run's number if Ekiden says nothing in the first `seconds` of the run.
-            seconds: see `unserved`.
-        """
+        """Call `unserved` with the run's number if Ekiden says nothing in the first seconds of the run."""
         self.run = ""
         self.ended = ""
         self.others: deque[str] = deque(maxlen=100)

@@ -43,11 +43,7 @@ class Metrics(Checked):
 def served(where: Metrics, prefix: str, counts: Counts, healthy: Callable[[], bool]) -> Iterator[int]:
     """Answer a monitor until the block ends, and give the port; 0 if nothing is served.
 
-    Args:
-        where: the address.
-        prefix: first part of the names of all metrics.
-        counts: what is counted, by name with labels, as Prometheus writes them.
-        healthy: whether all is well.
+    Counts are named as Prometheus writes them, behind a prefix, with labels.
     """
     if not where.port:
         yield 0

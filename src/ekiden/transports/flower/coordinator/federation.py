@@ -81,11 +81,8 @@ class Federation(Checked):
 def init(federation: Federation, public: Mapping[str, str], data: str) -> None:
     """Make the folder: certificates, and the silos' public keys.
 
-    Args:
-        federation: what to make.
-        public: the silos' public keys; of silos without one the key pair is made here, with a folder for the silo.
-        data: data of the silos whose folder is made: a path (relative to `silo.toml`), a name of a data set, or
-            FILE.py:FUNCTION.
+    Of silos without a key the pair is made here, with a folder for the silo, whose data are a path (relative to
+    `silo.toml`), a name of a data set, or FILE.py:FUNCTION.
     """
     folder = federation.folder
     if folder.exists():

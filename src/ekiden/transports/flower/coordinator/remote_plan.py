@@ -105,10 +105,7 @@ def as_text(plan: RemotePlan[Method]) -> str:
 def without(folder: Path, client: str, release: Path | None = None) -> RemotePlan[Method]:
     """Return the plan of the run in `folder` among all its silos except `client`.
 
-    Args:
-        folder: the run folder.
-        client: the silo that leaves.
-        release: file in which it agrees to sums with it and without it; `ekiden silo release` made it.
+    In the file `release`, made by `ekiden silo release`, it agrees to sums with it and without it.
     """
     plan = _stored(folder)
     if client not in plan.names:

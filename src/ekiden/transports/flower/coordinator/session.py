@@ -386,14 +386,8 @@ def run(
 ) -> Result:
     """Run `plan` over the silos behind `nodes`, or continue it, in `folder`.
 
-    Args:
-        plan: what to run.
-        nodes: the engine.
-        folder: where to keep the run.
-        public_keys: public keys of the silos that must prove their names.
-        say: shows a line to the user.
-        link: JSON that says how to reach the engine again; kept in the folder for `ekiden resume`.
-        poll: longest time in seconds between two looks at the post.
+    Silos with a public key must prove their names. `link` is JSON that says how to reach the engine again, for `ekiden
+    resume`. The post is looked at each `poll` seconds or more often.
     """
     check(plan)
     patience = Patience(plan.patience, poll, plan.absent)
@@ -587,8 +581,7 @@ def evaluate(
 def made_by(run: Path) -> Agreement:
     """Return the terms under which a run was made; of a run on one machine, those under which silos measure its model.
 
-    Args:
-        run: a run folder; of a run on one machine `config.json` is enough.
+    For the latter `config.json` is enough.
     """
     file = run / AGREEMENT
     if file.exists():

@@ -67,13 +67,7 @@ class Signed:
 
 
 def check_settings(config: Mapping[str, Any], signed: Signed, follows: Mapping[str, Any]) -> Iterator[str]:
-    """Yield where config.json differs from what was signed.
-
-    Args:
-        config: the content of config.json.
-        signed: what the silos signed.
-        follows: other entries that follow from the signed terms.
-    """
+    """Yield where config.json differs from what was signed, and from what follows from that."""
     terms = json.loads(signed.terms.text())
     expected = {name: terms[name] for name in ("sealed", "dataset", "run")}
     expected |= {
@@ -204,14 +198,8 @@ def check_metrics(
 ) -> Iterator[str]:
     """Yield where metrics.jsonl differs from what follows from the signed counts.
 
-    Args:
-        rows: the rows of the file.
-        signed: what the silos signed.
-        ledger: what moved.
-        marks: the run's sums so far.
-        steps: number of steps that are done.
-        result: the models of the last state; None before the end, or if they cannot be read.
-        compute: whether all computation is done at silos.
+    The models of the last state are None before the end, or if they cannot be read. `compute` says that silos do all
+    computation.
     """
     if len(rows) != steps:
         yield f"metrics.jsonl has {len(rows)} lines, {steps} steps are done"
@@ -328,12 +316,7 @@ def not_proven(
 ) -> Iterator[Unproven]:
     """Yield what the folder reports that nobody signed.
 
-    Args:
-        rows: the rows of metrics.jsonl.
-        signed: what the silos signed.
-        ledger: what moved.
-        result: the models of the last state.
-        known: whether the method knows beforehand what it asks for.
+    `known` says that the method knows beforehand what it asks for.
     """
     config = ("hardware", "remote_plan.patience", "remote_plan.absent")
     yield Unproven(("config.json",), config, "the coordinator's own settings")
@@ -429,11 +412,9 @@ class Verdict:
 
 
 def verify(folder: Path, trusted: Mapping[str, str] | None = None) -> Verdict:
-    """Check a run folder.
+    """Check the folder of a run between silos, or of another run whose model silos measured.
 
-    Args:
-        folder: folder of a run between silos, or of another run whose model silos measured.
-        trusted: public keys of the silos that `signers` names; by default those in the run's own terms.
+    Trusted are the public keys of the silos that `signers` names; by default those in the run's own terms.
     """
     agreed = terms(folder)
     if not agreed.keys:  # a run on one machine

@@ -113,13 +113,7 @@ class LedgerKeeper:
 
 
 def spend(file: SiloFile, dp: DP, spent: Spent) -> None:
-    """Write down that noisy sums leave a silo outside of a run, or refuse that.
-
-    Args:
-        file: the silo's own.
-        dp: the promise.
-        spent: what the sums tell.
-    """
+    """Write down that noisy sums leave a silo outside of a run, or refuse that."""
     ledger, name = file.folder / FILE, f"sums-{secrets.token_hex(8)}"
     file.folder.mkdir(parents=True, exist_ok=True)
     with locked(lock_file(ledger)):

@@ -88,12 +88,9 @@ class _NumberColumn:
         return found
 
     def moments(self, told: Numbers, least: int, deviation: float) -> ColumnMoments:
-        """Return moments that values between the bounds can have; a spread that noise hides is as large as the noise.
+        """Return moments that values between the bounds can have, from their noisy number, Σu and Σu².
 
-        Args:
-            told: noisy number of values, Σu and Σu².
-            least: the smallest number of values of which something is told.
-            deviation: of the noise.
+        A spread that noise hides is as large as the noise. Of fewer than `least` values nothing is told.
         """
         count = _rows(told[0], least)
         if not count:

@@ -260,15 +260,8 @@ def check_readers(
     """Refuse readers who do not need a value, as far as `check_request` can tell.
 
     The server may read only the result: the silo's last value in a run in which no client is missing. Otherwise a
-    coordinator could claim that all later silos are missing, and read every hand-off.
-
-    Args:
-        file: the silo's file.
-        agreed: the terms.
-        full: what the method asks for if no client is missing; None if that is not known.
-        plan: the same without the clients said to be missing.
-        key: key of the value.
-        readers: the parties that want to read it.
+    coordinator could claim that all later silos are missing, and read every hand-off. `full` is what the method asks
+    for if no client is missing, if that is known, and `plan` the same without those said to be missing.
     """
     name = file.name
     value: Ref[Any] = Ref(name, key)
@@ -301,12 +294,7 @@ def check_result(
 ) -> None:
     """Refuse to measure models that are not the run's result; the owners' signatures prove which are.
 
-    Args:
-        agreed: the terms.
-        plan: what the method asks for.
-        initial: digest of the initial model.
-        digests: digests of the models to measure.
-        records: records of the chain of custody, one for each model.
+    Each model has a digest, and a record of the chain of custody.
     """
     if not len(digests) == len(records) == len(plan.models):
         raise UserError(f"in {agreed.method} silos measure only the result, {len(plan.models)} models: refused")
@@ -331,17 +319,9 @@ def measured(file: SiloFile, data: str) -> int:
 
 
 def note_measured(file: SiloFile, data: str, models: int) -> int:
-    """Count models that are to be measured, before anything is reported, or refuse that.
+    """Count models that are to be measured, before anything is reported, or refuse that; return the sum over all runs.
 
     The count is of no run, so no coordinator can start it again.
-
-    Args:
-        file: the silo's file.
-        data: name of the data set.
-        models: number of models that the silo is asked to measure now.
-
-    Returns:
-        The number of models over all runs.
     """
     path, most = file.folder / MEASURED, file.limits.evaluations
     with locked(lock_file(path)):

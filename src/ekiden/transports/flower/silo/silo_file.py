@@ -454,12 +454,8 @@ CERTIFICATE = "ca.crt"
 def make(folder: Path, name: str, address: str, data: str, salt: str) -> Path:
     """Make a silo's folder, with `silo.toml` and a key pair, and return the public key's file.
 
-    Args:
-        folder: a new folder.
-        name: the silo's name.
-        address: HOST:PORT of the SuperLink.
-        data: a path (relative to `silo.toml`), a name of a data set, or FILE.py:FUNCTION.
-        salt: proposed as a secret that silos share.
+    Data are a path (relative to `silo.toml`), a name of a data set, or FILE.py:FUNCTION. The salt is proposed as a
+    secret that silos share.
     """
     check_name(name, "the silo")
     if not keys.is_name(name):
@@ -496,13 +492,8 @@ peers = "peers"
 def join(file: SiloFile, roster: Roster, replace: Collection[str] = ()) -> list[str]:
     """Write the others' keys and the SuperLink's certificate to where `silo.toml` says; return what changed.
 
-    The roster comes from the coordinator, who could give keys of its own. So known keys are not replaced unless the
-    operator, who asked that silo, says so.
-
-    Args:
-        file: the silo's file.
-        roster: who takes part.
-        replace: names of silos whose known key may change, and `ca.crt` for the certificate.
+    The roster comes from the coordinator, who could give keys of its own. So known keys, and the certificate, are not
+    replaced unless the operator, who asked that silo, names them: `replace` has silos, or `ca.crt`.
     """
     link = file.link
     if not (link.key and link.peers and link.certificate):

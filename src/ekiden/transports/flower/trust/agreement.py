@@ -202,9 +202,8 @@ class Agreement:
     def builder(self, pretrained: Path | None = None) -> Callable[[], nn.Module]:
         """Return a function that makes the initial network of the run, the same at every call.
 
-        Args:
-            pretrained: folder in which a silo looks for networks and files with values, by the last part of their
-                names; None, as at the coordinator, takes the names as paths.
+        A silo looks for networks and files with values in the folder `pretrained`, by the last part of their names.
+        Without it, as at the coordinator, the names are paths.
         """
         recipe, method = self.recipe, self.recipe.method
         training_part.check(recipe.train, method.title(), averages=method.traits.averages)

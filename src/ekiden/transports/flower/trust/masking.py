@@ -181,14 +181,7 @@ def release_text(name: str, silos: Sequence[str]) -> bytes:
 
 
 def released(terms: Agreement, public: Callable[[str], str], name: str, silos: Sequence[str]) -> bool:
-    """Return whether a silo agrees that sums of `silos` are opened with it and without it.
-
-    Args:
-        terms: of the run.
-        public: gives the public key of a silo.
-        name: the silo.
-        silos: members of the sum in this run.
-    """
+    """Return whether a silo agrees that sums of `silos` are opened with it and without it."""
     revision = terms.revision
     if revision is None or revision.client != name:
         return False

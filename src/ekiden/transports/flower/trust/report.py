@@ -95,9 +95,7 @@ def fits(found: SiloReport, counting: Counting, rows: int) -> bool:
 def total_of(found: Mapping[str, Reported], members: int) -> SiloReport | None:
     """Return the sum of all reports; None if there are none, or if parts of a sum under masks are missing.
 
-    Args:
-        found: reports of the silos.
-        members: number of silos whose masks cancel; 0 if nothing is masked.
+    `members` is the number of silos whose masks cancel; 0 if nothing is masked.
     """
     masked = [one.masked for one in found.values() if one.masked is not None]
     if masked:
@@ -120,13 +118,8 @@ def row_of(
 ) -> dict[str, Any]:
     """Return the metrics that follow from what silos reported, without those that need the models.
 
-    Args:
-        total: the sum of all reports.
-        shown: the reports of single silos, of those that show theirs.
-        agreed: the terms of the run.
-        results: number of models that are the run's, not a client's own; they come first.
-        counting: says what was counted.
-        last: whether the run ends here.
+    `shown` has the reports of those that show theirs. The first `results` models are the run's, the others clients'
+    own.
     """
     groups = agreed.subgroups
     counts, divided = (total.counts[:results], total.counts[results:]) if groups else (total.counts, None)

@@ -149,15 +149,7 @@ def _in_pieces(cipher: Callable[[bytes, memoryview, None], bytes], data: bytes |
 
 
 def lock(key: bytes, digest: str, reader: str, binding: Binding, sign: Sign | None) -> Lock:
-    """Make the lock of an encrypted value.
-
-    Args:
-        key: opens the value.
-        digest: SHA-256 of the value, in hexadecimal.
-        reader: public key of the party that may read it.
-        binding: what the lock is for.
-        sign: signs for the sender.
-    """
+    """Make the lock of an encrypted value, with its SHA-256 in hexadecimal, for one reader and purpose."""
     statement, public = _statement(binding, reader), _x25519().X25519PublicKey.from_public_bytes(bytes.fromhex(reader))
     wrapped = _hpke().encrypt(key + bytes.fromhex(digest), public, statement)
     signature = sign(_signed(statement, wrapped)) if sign else ""
