@@ -212,7 +212,7 @@ class Compared:
 
 
 def compared(name: str, silos: Mapping[str, Followed]) -> Compared:
-    """Return the curves that follow from what silos told of a column of times, and the log-rank test."""
+    """Return the curves that follow from what silos reported about a column of times, and the log-rank test."""
     common = sorted(set.intersection(*(set(one.times) for one in silos.values())))
     if not common:
         raise UserError(f"no time of {name} has enough rows at all silos: choose fewer times")

@@ -141,8 +141,8 @@ class Lines:
 def execute(jobs: Sequence[LaunchedRun], report: Report, cores: int | None = None, apart: bool = False) -> list[RunEnd]:
     """Execute all runs, and report what happens in them and how each ends.
 
-    They start in this order, on all cores or as many as are given; `report` is called from one thread at a time.
-    `apart` puts even a single run into its own process, so that nothing in it can end this process.
+    They start in this order, side by side on so many cores, by default on all; `report` is called from one thread at a
+    time. `apart` puts even a single run into its own process, so that nothing in it can end this process.
     """
     cores = cores or core_count()
     if not apart and (len(jobs) == 1 or cores == 1):
