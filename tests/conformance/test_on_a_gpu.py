@@ -16,14 +16,13 @@ import torch
 
 from ekiden import DP, FederatedData, Result, load_model, models, run
 from ekiden.base.errors import UserError
-from ekiden.conformance.small_runs import files, same
+from ekiden.conformance.small_runs import Tiny, files, same
 from ekiden.data import federate
 from ekiden.engine.method import Method
 from ekiden.methods import METHODS, FedAvg, FedELMY, FedGram, FedOV, FedSeq
 from tests.conformance import test_on_another_device as stand_in
 from tests.conformance.test_every_method import small
 from tests.conformance.test_frozen_backbone import backbone
-from tests.conftest import Tiny
 from tests.lifecycle.kinds import KINDS, Kind
 from tests.lifecycle.silos import ekiden
 from tests.transports import test_remote as remote
