@@ -16,7 +16,7 @@ from ekiden.base.errors import UserError, counted
 from ekiden.base.files import lock_file, locked, write_once
 from ekiden.data.kinds import Table
 from ekiden.data.samples import ClientData, Dataset, Subset
-from ekiden.transports.flower.trust.combinations import nearly_cancelled
+from ekiden.transports.flower.trust.masking import nearly_cancelled
 
 FILE = "told.jsonl"  # file in the silo's folder: a line for each sum of columns that it told, never changed
 _SALT = "told.salt"

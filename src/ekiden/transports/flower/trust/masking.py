@@ -13,7 +13,7 @@ Aggregation with Failover and Encryption. 2021. https://arxiv.org/abs/2108.05475
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,12 +28,14 @@ from ekiden.engine import wire
 from ekiden.engine.transport import opened, summands
 from ekiden.transports.flower.trust import custody, keys, sealing
 from ekiden.transports.flower.trust.agreement import Agreement
-from ekiden.transports.flower.trust.combinations import nearly_cancelled
 from ekiden.transports.flower.trust.sealing import Party, Reader
 
 _BLOCK = 1 << 20  # numbers that are masked at a time
 _LIST = "members-"  # beginning of the names of files with lists of members
 Words = list["np.ndarray[Any, Any]"]
+Members = np.ndarray[Any, np.dtype[np.uint64]]
+"""(n,) numbers that name what is in a sum; what is in it twice is there twice"""
+_KINDS = 16  # of members, by which combinations of sums are told apart quickly
 
 
 @dataclass(frozen=True)
@@ -186,3 +188,36 @@ def released(terms: Agreement, public: Callable[[str], str], name: str, silos: S
     if revision is None or revision.client != name:
         return False
     return keys.proves(public(name), release_text(name, [one for one in silos if one != name]), revision.release)
+
+
+def nearly_cancelled(now: Members, before: Sequence[Members], least: int) -> Iterator[tuple[tuple[int, ...], Members]]:
+    """Yield which earlier sums, at most three, combined with a new one leave few members; single ones come first.
+
+    Args:
+        now: members of the new sum.
+        before: members of earlier sums, each added or subtracted.
+        least: how many members must be left, if any are.
+
+    Yields:
+        places of the earlier sums, and the members that are left.
+    """
+    kinds = [np.bincount((one % np.uint64(_KINDS)).astype(np.int64), minlength=_KINDS) for one in (now, *before)]
+    signed = np.stack(
+        [np.zeros_like(kinds[0]), *kinds[1:], *(-each for each in kinds[1:])]
+    )  # the first stands for none
+    sizes, k = signed.sum(1), len(before)
+    same = [place for place, one in enumerate(before, 1) if np.array_equal(np.sort(now), np.sort(one))]
+    for a in range(2 * k + 1):
+        # Few combinations leave few in all, and fewer leave few of each kind.
+        b, c = np.nonzero(np.triu(np.abs(len(now) + sizes[a] + sizes[a:, None] + sizes[a:]) < least))
+        near = np.abs(kinds[0] + signed[a] + signed[b + a] + signed[c + a]).sum(1) < least
+        for found in np.stack([np.full_like(b, a), b + a, c + a], 1)[near].tolist():
+            used = [place for place in found if place]
+            if {place - k for place in used} & {*used, *same}:
+                continue  # one is added and subtracted
+            sums = [now, *(before[(place - 1) % k] for place in used)]
+            signs = [1, *(1 if place <= k else -1 for place in used)]
+            members, which = np.unique(np.concatenate(sums), return_inverse=True)
+            rest = np.abs(np.bincount(which, np.repeat(signs, [*map(len, sums)]), len(members))).astype(np.int64)
+            if 0 < rest.sum() < least:
+                yield tuple((place - 1) % k for place in used), np.repeat(members, rest)
