@@ -547,6 +547,17 @@ def reopened(path: Path) -> tuple[State, Marks] | None:
         folder.close()
 
 
+def test_a_state_has_the_same_bytes_in_whatever_order_clients_were_written(tmp_path: Path) -> None:
+    """Sets of names have another order in each process."""
+    found = []
+    for names in ("ab", "ba"):
+        folder = RunFolder(tmp_path / names, CONFIG)
+        folder.save(State(1, Ref("a", "k")), Marks(), dict.fromkeys(names, "1"))
+        folder.close()
+        found.append((tmp_path / names / "state.safetensors").read_bytes())
+    assert found[0] == found[1]
+
+
 def test_a_folder_goes_on_from_its_last_state(tmp_path: Path) -> None:
     folder_with_a_state(tmp_path / "run")
     found = reopened(tmp_path / "run")

@@ -229,7 +229,7 @@ class RunFolder:
         for name in ("metrics.jsonl", "ledger.jsonl", _PASSES, _DATA):
             if name in self._files:
                 os.fsync(self._files[name].fileno())
-        said = {_CONFIG: self._config} | ({} if written is None else {_WRITTEN: json.dumps(written)})
+        said = {_CONFIG: self._config} | ({} if written is None else {_WRITTEN: json.dumps(written, sort_keys=True)})
         write(self.path / "state.safetensors", with_digest(wire.chunks((state, marks)), **said))
 
     def forget(self) -> None:
