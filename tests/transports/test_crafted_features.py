@@ -4,6 +4,7 @@ Each attack runs against the silos' own `answer`. A silo that attacks runs other
 know. Where the silos trust the first one (`trust_first`), the attack works; with the defaults it does not.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
@@ -22,6 +23,7 @@ from ekiden.base.sums import Sums
 from ekiden.data.samples import Subset
 from ekiden.data.tasks import Classification
 from ekiden.engine import wire
+from ekiden.engine.folder import read_config
 from ekiden.engine.method import INITIAL, Method, on_client
 from ekiden.engine.wire import Encoded
 from ekiden.methods import GLM, DeepAFL, FedGram, FedKrylov, FedRAN, FedSeq, Trees, between_machines, with_lap
@@ -35,10 +37,11 @@ from ekiden.methods.exact.fedran import Scatter
 from ekiden.models import build
 from ekiden.models.whole_features import PatchFeatures, RandomReLU
 from ekiden.training.weights import Weights
+from ekiden.transports.flower.coordinator.verify import verify
 from ekiden.transports.flower.silo import policy
 from ekiden.transports.flower.silo.policy import check_terms
 from ekiden.transports.flower.silo.silo import Silo
-from ekiden.transports.flower.silo.silo_file import SiloFile
+from ekiden.transports.flower.silo.silo_file import Link, SiloFile
 from ekiden.transports.flower.trust.agreement import Agreement
 from ekiden.transports.flower.trust.parcel import Answer, Ask, arguments_key, pack, unpack
 from tests.transports.fakes import NAMES, FakeNodes, mine, silo_file, with_keys
@@ -314,14 +317,14 @@ ALL = FedGram(features="patches", patch="3", width=32, min_active=10, dictionary
 @pytest.mark.parametrize(
     ("method", "more", "said"),
     [
-        (FedGram(width=400), {}, "fedgram has min_active = 0, client-0 wants 10 or more: give min_active 10"),
+        (FedGram(width=60), {}, "fedgram has min_active = 0, client-0 wants 10 or more: give min_active 10"),
         (Trees(), {}, "trees has min_active = 0, client-0 wants 10 or more: give min_active 10"),
-        (FedGram(width=400, min_active=10), {}, "the first silo of fedgram chooses the features, .* dictionary='seed'"),
+        (FedGram(width=60, min_active=10), {}, "the first silo of fedgram chooses the features, .* dictionary='seed'"),
         (ALL, {}, "the first silo of fedgram chooses the features"),
-        (FedGram(width=400, topology="star", **SAFE), {}, "has topology = 'star', client-0 allows only 'chain'"),
-        (FedRAN(width=400, topology="star", **SAFE), {}, "has topology = 'star', client-0 allows none unless"),
-        (FedRAN(width=400, **SAFE), {}, "has topology = 'chain', client-0 allows none unless its file says so"),
-        (FedKrylov(width=400, min_active=10), {}, "the first silo of fedkrylov chooses the features"),
+        (FedGram(width=60, topology="star", **SAFE), {}, "has topology = 'star', client-0 allows only 'chain'"),
+        (FedRAN(width=60, topology="star", **SAFE), {}, "has topology = 'star', client-0 allows none unless"),
+        (FedRAN(width=60, **SAFE), {}, "has topology = 'chain', client-0 allows none unless its file says so"),
+        (FedKrylov(width=60, min_active=10), {}, "the first silo of fedkrylov chooses the features"),
         (with_lap(FedSeq(epochs=1)), {}, r"chooses the features, .*: leave out \+lap"),
         (GLM(), {}, "the last silo of glm chooses where sums are taken, .*: give family=.linear"),
         (DeepAFL(layers=1), {}, "the coordinator of deepafl chooses the features"),
@@ -377,7 +380,7 @@ def test_cox_regression_needs_trust_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [FedGram, pytest.param(FedKrylov, marks=pytest.mark.slow)])
 def test_the_defaults_between_machines_run_with_the_default_file(kind: type[Method], tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES, trusting=False)
-    method = replace(between_machines(kind), width=120)  # type: ignore[call-arg]
+    method = replace(between_machines(kind), width=60)  # type: ignore[call-arg]
     assert_equal(far(method, FakeNodes(files), tmp_path / "run", public), here(method))
 
 
@@ -394,7 +397,7 @@ def test_features_that_do_not_follow_from_the_seed_are_refused(kind: type[Method
     files, public = with_keys(tmp_path, NAMES, trusting=False)
     nodes = Tampering(files, {NAMES[0]: other_features})
     with pytest.raises(UserError, match=r"client-1: the features received are (of another kind|not those)"):
-        far(replace(between_machines(kind), width=120), nodes, tmp_path / "run", public)  # type: ignore[call-arg]
+        far(replace(between_machines(kind), width=60), nodes, tmp_path / "run", public)  # type: ignore[call-arg]
 
 
 def test_scales_of_patches_are_those_of_the_silos_own_images() -> None:
@@ -452,19 +455,34 @@ def span_of(noted: Totals) -> Tensor:
     return found
 
 
-def test_sums_of_more_features_than_samples_are_refused(tmp_path: Path) -> None:
-    """Samples of rare classes are in no sums, so they do not count; the sums of FedKrylov are of few directions."""
+def test_sums_of_too_many_features_are_refused(tmp_path: Path) -> None:
+    """Samples of rare classes are in no sums, so they do not count. The smallest silo is named beforehand."""
     files, public = with_keys(tmp_path, NAMES, trusting=False)
     counts = [mine(name)[1].train.class_counts(10) for name in NAMES]
-    few = min(int(each[each >= 10].sum()) for each in counts)
-    for width in (200, few + 1):
-        with pytest.raises(UserError, match=f"sums of {width} features show the 1.. training samples of client-"):
-            far(FedGram(width=width, **SAFE), FakeNodes(files), tmp_path / str(width), public)
-        assert not list(tmp_path.glob(f"{NAMES[2]}-silo/summed/*")), "the smallest noted nothing"
+    few = min(int(each[each >= 10].sum()) // 10 * 10 // 2 for each in counts)
+    for method in (FedGram(width=few + 1, **SAFE), FedKrylov(width=400, sums="whole", **SAFE)):
+        said = f"sums of {method.width} features show which samples client-. has: give width {few} or less"
+        with pytest.raises(UserError, match=said):
+            far(method, FakeNodes(files), tmp_path / method.title(), public)
+        agreed = replace(TERMS, recipe=replace(TERMS.recipe, method=method))
+        asked = pack(Ask("hello", agreed.text()))
+        smallest = Silo(replace(files[2], link=Link()), mine(NAMES[2]))
+        assert re.search(said, unpack(smallest.answer(asked), Answer)[0].error)
+        assert not list(tmp_path.glob("*-silo/summed/*")), "nothing was computed"
     far(FedGram(width=few, **SAFE), FakeNodes(files), tmp_path / "run", public)
-    far(FedKrylov(width=400, sums="whole", **SAFE), FakeNodes(files), tmp_path / "krylov", public)
-    with pytest.raises(UserError, match=r"sums of 130 features show"):
-        far(FedKrylov(laps=13, width=400, sums="whole", **SAFE), FakeNodes(files), tmp_path / "laps", public)
+    wide = FedGram(features="network", **SAFE)  # how many features it has, nobody chooses
+    with pytest.raises(UserError, match=r"which samples client-. has: leave client-. out, or run fedgram with dp"):
+        far(wide, FakeNodes(files), tmp_path / "network", public)
+
+
+@pytest.mark.parametrize("method", [FedGram(**SAFE), FedKrylov(laps=2, sums="whole", **SAFE)])
+def test_without_a_width_there_are_as_many_features_as_the_smallest_silo_allows(method: Any, tmp_path: Path) -> None:
+    """The number is in the signed terms, so a run on one machine with it gives the same bits."""
+    files, public = with_keys(tmp_path, NAMES, trusting=False)
+    result, few = far(method, FakeNodes(files), tmp_path / "run", public), 60
+    assert read_config(tmp_path / "run")["recipe"]["hyperparameters"]["width"] == few
+    assert_equal(result, here(replace(method, width=few)))
+    assert verify(tmp_path / "run", public).wrong == ()
 
 
 def test_a_silo_without_samples_in_the_sums_takes_part(tmp_path: Path) -> None:
@@ -476,12 +494,26 @@ def test_a_silo_without_samples_in_the_sums_takes_part(tmp_path: Path) -> None:
     network = agreed.setup(dataset, file.hardware).build()
     policy.check_span(file, agreed, rare, network)
     some = replace(client, train=Subset(client.train.samples, client.train.rows[:100]))
-    with pytest.raises(UserError, match="sums of 120 features show the"):
+    with pytest.raises(UserError, match="sums of 120 features show which samples"):
         policy.check_span(file, agreed, some, network)
 
 
+def smoothed(units: Any) -> Callable[[Tensor], Tensor]:
+    """Return the features as a function with gradients."""
+    assert isinstance(units, RandomReLU)
+    linear, gain = units.linear, units.get_buffer("gain")
+    assert linear is not None
+
+    def smooth(x: Tensor) -> Tensor:
+        u = (x * 127 / 4).clamp(-127, 127)
+        phi = (linear(u).relu() * gain).clamp(max=127)
+        return torch.cat([u, phi], 1) if units.width > len(gain) else phi
+
+    return smooth
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [1600, 128])
+@pytest.mark.parametrize("width", [1600, 60])
 def test_all_other_silos_read_images_from_sums_of_more_features_than_samples(width: int, tmp_path: Path) -> None:
     """Where a file allows it. From noise they search images with features in the span; with few features all are."""
     allowing = "[limits]\nmin_active = 0\n"
@@ -500,18 +532,12 @@ def test_all_other_silos_read_images_from_sums_of_more_features_than_samples(wid
     method = FedGram(width=width, dictionary="seed", min_active=10)
     far(method, Tampering(files, {NAMES[0]: first, NAMES[2]: last}), tmp_path / "run", public)
     span, units = span_of(noted), features_of(networks[0])
-    assert isinstance(units, RandomReLU)
-    linear, gain = units.linear, units.get_buffer("gain")
-    assert linear is not None
+    smooth = smoothed(units)
 
     def outside(phi: Tensor) -> Tensor:
         phi = phi * (span.abs().amax(1) > 1e-6)  # without what the silo left out
         part: Tensor = (phi - phi @ span @ span.T).norm(dim=1) / phi.norm(dim=1)
         return part
-
-    def smooth(x: Tensor) -> Tensor:
-        u = (x * 127 / 4).clamp(-127, 127)
-        return torch.cat([u, (linear(u).relu() * gain).clamp(max=127)], 1)
 
     guess = torch.randn(48, 64, generator=torch.Generator().manual_seed(0)).requires_grad_()
     descent = torch.optim.Adam([guess], lr=0.05)

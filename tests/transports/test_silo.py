@@ -27,12 +27,13 @@ from ekiden.methods import Ensemble, FedELMY, FedSeq, Local
 from ekiden.recipe import Recipe
 from ekiden.training.weights import Weights
 from ekiden.transports.flower.silo.shelf import _DAYS_KEPT, Shelf, drop_old_runs
-from ekiden.transports.flower.silo.silo import Silo
+from ekiden.transports.flower.silo.silo import Silo, SiloTasks
 from ekiden.transports.flower.silo.silo_file import SiloFile
 from ekiden.transports.flower.trust import agreement as agreements
 from ekiden.transports.flower.trust import keys
 from ekiden.transports.flower.trust.agreement import Agreement, no_samples, own_network
 from ekiden.transports.flower.trust.parcel import Answer, Ask, Hello, ParcelPart, pack, signed_text, unpack
+from ekiden.transports.flower.trust.sealing import Reader
 from tests.fuzz import examples
 from tests.transports.fakes import silo_file
 
@@ -263,6 +264,17 @@ def test_a_refused_message_makes_the_silo_forget_nothing(file: SiloFile) -> None
         assert said(file, data)
     assert said(file, pack(Ask("value", text, key="0-0-train", **forget))) == ""
     assert said(file, task(step=1, model=Ref("client-0", "0-0-train"))) == ""
+
+
+def test_a_request_with_long_lists_costs_no_time(file: SiloFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each absence, reader and member is looked at, and each reader gets a copy. A run has few of them."""
+    agreed = terms(FedSeq(epochs=1), clients=("client-0", "client-1"), skips=True)
+    assert said(file, task(agreed, absent=((0, "client-1"),))) == ""
+    monkeypatch.setattr(SiloTasks, "do", lambda *args: pytest.fail("looked at before they were counted"))
+    reader = Reader("client-1", 1, "00")
+    many: dict[str, Any] = {"absent": ((1, "client-1"),), "readers": (reader,), "members": (reader,)}
+    for what, one in many.items():
+        assert "in a run of 2 silos, client-0 takes 9 at most" in said(file, task(agreed, **{what: one * 10}))
 
 
 def test_only_in_runs_that_skip_silos_a_step_is_void(file: SiloFile) -> None:

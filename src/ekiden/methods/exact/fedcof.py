@@ -117,10 +117,6 @@ class FedCOF(FixedFeatures):
         """Labels must be classes."""
         return True
 
-    def spanned(self, width: int, outputs: int) -> int:
-        """None: no products leave, only means of `min_active` samples or more; see `FixedFeatures`."""
-        return 0
-
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Yield one state."""
         if s.step == 0:

@@ -273,10 +273,6 @@ class FedRAN(FixedFeatures):
         rank = self.directions(width)
         return width * (rank + 2 * classes + 4) + 4 * rank + 12 * classes
 
-    def spanned(self, width: int, outputs: int) -> int:
-        """r; see `FixedFeatures`."""
-        return self.directions(width)
-
     def directions(self, width: int) -> int:
         """r, of D features."""
         return max(1, round(self.rank * width))

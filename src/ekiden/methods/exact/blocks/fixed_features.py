@@ -446,10 +446,6 @@ class FixedFeatures(Method):
             return part
         return Subset(part.samples, part.rows[part.class_counts(classes)[part.y] >= self.min_active])
 
-    def spanned(self, width: int, outputs: int) -> int:
-        """Return in how many directions, of D features, sums describe samples; fewer samples lie in their span."""
-        return width
-
     def held(self, client: Client, features: WholeFeatures) -> tuple[Tensor, Tensor]:
         """Return features (n, D) and labels (n,) of a client's samples on the CPU, as far as they may leave."""
         with torch.no_grad():

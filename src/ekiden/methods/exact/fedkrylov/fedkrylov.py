@@ -286,10 +286,6 @@ class FedKrylov(FixedFeatures):
         part = "validation" if held_out else "training"
         return client.remember(f"{part} {_digest(settled)}", make)
 
-    def spanned(self, width: int, outputs: int) -> int:
-        """At most K in each lap; see `FixedFeatures`."""
-        return min(width, self.laps * outputs)
-
     def steps(self, clients: int) -> int:
         """T laps of N hops."""
         return self.laps * clients

@@ -8,12 +8,12 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from json import dumps
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -47,12 +47,14 @@ from ekiden.engine.subgroups import check_task, divisions
 from ekiden.engine.transport import ClientMissing
 from ekiden.engine.worker import Setup
 from ekiden.methods import among, check_needs
+from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_of
 from ekiden.recipe import recipe_of
 from ekiden.results.result import Result, inputs_of, task_in
-from ekiden.training.network import Network
+from ekiden.training.network import Network, on_meta
 from ekiden.transports.flower.coordinator.courier import Courier, Crossing, Lost, Patience, SealingKey
 from ekiden.transports.flower.coordinator.remote_plan import RemotePlan, check
 from ekiden.transports.flower.coordinator.transport import Remote, SiloTests
+from ekiden.transports.flower.silo.policy import is_spanned
 from ekiden.transports.flower.trust import agreement as agreements
 from ekiden.transports.flower.trust import custody, keys
 from ekiden.transports.flower.trust.agreement import AGREEMENT, Agreement, no_samples
@@ -274,9 +276,31 @@ def agree(
     agreed.check_masks()
     check_needs(plan.recipe.method, no_samples(agreed))
     plan.recipe.method.check_source(plan.recipe.pretrained, no_samples(agreed))
+    agreed = _narrow(agreed, hellos)
     if not agreed.has_values:
         return agreed
     return replace(agreed, values=values_digest(agreed.builder()()))
+
+
+def _narrow(agreed: Agreement, hellos: Mapping[str, Hello]) -> Agreement:
+    """Return the terms with no more features than silos give exact sums of; refuse what does not allow that."""
+    recipe, allowed = agreed.recipe, {name: hello.features for name, hello in hellos.items() if hello.features}
+    if not allowed or not is_spanned(agreed):
+        return agreed
+    method, smallest = cast(FixedFeatures, recipe.method), min(allowed, key=lambda name: allowed[name])
+    width, most = features_of(on_meta(agreed.builder())).width, allowed[smallest]
+    if width <= most:
+        return agreed
+    if not method.width:
+        narrower = replace(agreed, recipe=replace(recipe, method=replace(method, width=most)))
+        with suppress(UserError):  # a network has as many features as it has
+            on_meta(narrower.builder())
+            return narrower
+    do = f"give --width {most} or less, " if method.width else ""
+    raise UserError(
+        f"sums of {width} features show which samples {smallest} has: {do}leave {smallest} out, or run fedgram with "
+        "--dp (limits.min_active in its silo.toml)"
+    )
 
 
 def _alike(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> Hello:
@@ -398,6 +422,9 @@ def run(
     agreed = before or agree(plan, hellos, run_id, public_keys)
     if before is None:
         check_measuring(plan, hellos)
+    if isinstance(now := agreed.recipe.method, FixedFeatures) and now != plan.recipe.method:
+        say(f"{now.width} features: one for two samples of the smallest silo")
+        plan = replace(plan, recipe=replace(plan.recipe, method=now))
     setup = agreed.setup(no_samples(agreed), Hardware(threads=1))
     torch.set_num_threads(setup.hardware.threads)  # so the server computes the same bits on any machine
     check_reading(plan, agreed, setup)

@@ -10,8 +10,8 @@ from torch import nn
 from ekiden.base.errors import UserError
 from ekiden.base.files import lock_file, locked, write
 from ekiden.data.kinds import terms
-from ekiden.data.samples import ClientData
-from ekiden.data.tasks import Survival, balanced
+from ekiden.data.samples import ClientData, Subset
+from ekiden.data.tasks import Survival, Task, balanced
 from ekiden.data.tasks import terms as task_terms
 from ekiden.engine import wire
 from ekiden.engine.drive import Outline, TooLong, outline
@@ -20,7 +20,7 @@ from ekiden.engine.method import INITIAL, Method
 from ekiden.engine.subgroups import divisions
 from ekiden.engine.wire import SERVER, Ref
 from ekiden.engine.worker import Setup
-from ekiden.methods import GLM, LAP, DeepAFL, Trees
+from ekiden.methods import GLM, LAP, DeepAFL, FedCOF, Trees
 from ekiden.methods.blocks.secure import SecureMethod
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_of
 from ekiden.training import frozen
@@ -32,6 +32,7 @@ from ekiden.transports.flower.trust.agreement import Agreement
 from ekiden.transports.flower.trust.parcel import Absence, Ask
 from ekiden.transports.flower.trust.sealing import Reader
 
+_EACH = 2  # samples for each feature
 MEASURED = "measured.json"
 """file in the silo's folder: how many models were measured on the samples of each data set, over all runs"""
 
@@ -144,17 +145,33 @@ def check_differences(file: SiloFile, agreed: Agreement, client: ClientData) -> 
 
 
 def check_span(file: SiloFile, agreed: Agreement, client: ClientData, network: nn.Module) -> None:
-    """Refuse exact sums of so many features that the samples' span, which these determine, shows the samples."""
+    """Refuse exact sums of so many features that they show which samples are in them."""
     method = agreed.recipe.method
-    if not isinstance(method, FixedFeatures) or agreed.recipe.dp or agreed.measures or not file.limits.min_active:
+    if not is_spanned(agreed) or agreed.measures or not file.limits.min_active:
         return
-    samples = len(method.often_enough(client.train, agreed.outputs, agreed.labels))
-    if 0 < samples < (most := method.spanned(features_of(network).width, agreed.outputs)):
+    assert isinstance(method, FixedFeatures)
+    most, width = most_features(method, client.train, agreed.labels, agreed.outputs), features_of(network).width
+    if 0 < most < width:
         raise UserError(
-            f"sums of {most} features show the {samples} training samples of {file.name}: give a --width of at most "
-            f"the samples of the smallest silo ({samples} here), or leave this silo out (limits.min_active in its "
-            "silo.toml)"
+            f"sums of {width} features show which samples {file.name} has: give --width {most} or less, or leave this "
+            "silo out (limits.min_active in its silo.toml)"
         )
+
+
+def is_spanned(agreed: Agreement) -> bool:
+    """Return whether exact products of features leave silos. Class means alone (FedCOF) show less."""
+    method = agreed.recipe.method
+    return isinstance(method, FixedFeatures) and not isinstance(method, FedCOF) and not agreed.recipe.dp
+
+
+def most_features(method: FixedFeatures, part: Subset, task: Task, outputs: int) -> int:
+    """Return of how many features exact products over these samples may leave; 0: of any, as no sample is in them.
+
+    Directions of few samples are hardly ever those of other samples. The number of samples is rounded down, so it does
+    not show how many have rare classes.
+    """
+    samples = len(method.often_enough(part, outputs, task))
+    return max(1, samples // method.min_active * method.min_active // _EACH) if samples and method.min_active else 0
 
 
 def plan_of(file: SiloFile, agreed: Agreement, setup: Setup, absent: Sequence[Absence] = ()) -> Outline | None:
@@ -232,6 +249,15 @@ def check_data(file: SiloFile, agreed: Agreement, held: Held) -> None:
             f"{file.name} reads or scales its samples in another way than the run: use the same columns and options in "
             "[data] of all silos, and the same data.agreed"
         )
+
+
+def check_lists(name: str, agreed: Agreement, ask: Ask) -> None:
+    """Refuse more absences, readers or members than the run can have: each one costs time, before it is refused."""
+    silos = len(agreed.clients)
+    most = (agreed.recipe.method.steps(silos) + 1) * (silos + 1)  # the server reads, too, and the result after the end
+    for what, found in (("absences", ask.absent), ("readers", ask.readers), ("members of a sum", ask.members)):
+        if len(found) > most:
+            raise UserError(f"{len(found)} {what} in a run of {silos} silos, {name} takes {most} at most: refused")
 
 
 def check_request(name: str, agreed: Agreement, plan: Outline | None, ask: Ask, arguments: bytes) -> None:

@@ -28,6 +28,7 @@ from ekiden.engine.store import FolderJournal
 from ekiden.engine.subgroups import divisions
 from ekiden.engine.wire import EVERYONE, SERVER, Encoded, Ref
 from ekiden.engine.worker import Job, Outcome, Worker
+from ekiden.methods import FedGram
 from ekiden.training import fit as fitting
 from ekiden.training.elastic import adapted
 from ekiden.training.network import Network
@@ -453,6 +454,7 @@ class Silo:
                 Admission(self._file, terms).check()
                 return pack(Answer(self._file.name, busy=Shelf(self._runs / terms.run, None).busy()))
             run = self._agreed(terms)
+            policy.check_lists(self._file.name, terms, ask)
             shelf = Shelf(self._runs / run.terms.run, run.worker.setup.method.traits.private)
             with shelf.held():
                 approval.take(self._file, terms)
@@ -519,6 +521,9 @@ class Silo:
             task=task_terms(dataset.task),
             schema=file.schema,
             counts=dict(file.class_counts),
+            features=policy.most_features(
+                FedGram(min_active=file.limits.min_active), client.train, dataset.task, dataset.outputs
+            ),
         )
         if file.link.key:
             hello = replace(hello, signature=sign(file, signed_text(ask.nonce, file.name)))

@@ -109,6 +109,7 @@ class Hello:
     schema: str = ""  # the study's schema that its data meet, as `Schema.text` gives it; empty without one
     # training samples of all silos in each class, if the silos agreed on them
     counts: dict[str, int] = field(default_factory=dict)
+    features: int = 0  # of how many features it gives exact sums at most; 0: of any number
 
 
 def pack(header: Any, body: Iterable[bytes | memoryview] = ()) -> bytes:
