@@ -15,7 +15,6 @@ import torch
 import ekiden
 from ekiden import GLM, FederatedData, UserError, federate, run
 from ekiden.data import load
-from ekiden.data.curves import baseline, hazard_counts
 from ekiden.data.tasks import Survival
 from ekiden.data.tasks.base import Scores
 from ekiden.data.tasks.measures import pairs
@@ -23,7 +22,7 @@ from ekiden.engine.counting import Care, counting_of
 from ekiden.engine.figures import figures
 from ekiden.engine.method import Size
 from ekiden.engine.ranked import Wanted
-from ekiden.results.regressions import Baseline
+from ekiden.results.regressions import Baseline, baseline, hazard_counts
 from ekiden.results.result import Result
 from ekiden.serving.card import card
 from ekiden.training.network import Network

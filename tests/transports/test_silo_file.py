@@ -335,6 +335,8 @@ def test_rows_of_several_silos_are_found_by_salted_fingerprints(
     code, said = command("federation", "agree", "a-sums.json", "b-sums.json")
     assert code == 0
     assert "silos hold equal rows: a and b 5 rows" in said
+    said = command("federation", "agree", "a-sums.json", "c-sums.json")[1]
+    assert "rows of a, c are not compared: write the same secret into [data] fingerprints at all silos" in said
     (tmp_path / "b.toml").write_text(TABLE.format(name="b", more=""))
     command("silo", "sums", "b.toml")
     assert "rows of b are not compared" in command("federation", "agree", "a-sums.json", "b-sums.json")[1]

@@ -192,7 +192,7 @@ class VerifyOptions:
 def init_silo(options: SiloInitOptions) -> None:
     """`ekiden silo init FOLDER --link HOST:PORT`."""
     name = options.name or options.folder.absolute().name
-    public = silo_file.make(options.folder, name, options.link, options.data, token_hex(16))
+    public = silo_file.make(options.folder, name, options.link, options.data)
     say(f"private key: stays in {options.folder}\npublic key:  {public} goes to the coordinator")
     say(f"fingerprint: {keys.fingerprint(keys.read_public(public))} (tell the other silos by telephone)")
     say(f"with the coordinator's roster.json: ekiden silo join {options.folder / 'silo.toml'} roster.json")

@@ -322,5 +322,7 @@ def _check_rows(told: Sequence[ColumnSums]) -> None:
     if len(tells) > 1 and len(told[0].missing) + len(told[0].categories) >= copies.FEATURES:
         for line in copies.rows_of_several(tells):
             tell(line)
+    if len({one.secret for one in told if one.rows}) > 1:
+        tell(f"rows of {listed(tells)} are not compared: write the same secret into [data] fingerprints at all silos")
     if tells and (silent := [one.silo for one in told if not one.rows]):
         tell(f"rows of {', '.join(silent)} are not compared: it told no fingerprints of them")

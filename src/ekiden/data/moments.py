@@ -82,6 +82,7 @@ class ColumnSums:
     classes: Mapping[str, int] = field(default_factory=dict)  # the number of rows of each class, if labels are classes
     rows: tuple[str, ...] = ()  # fingerprints of all rows, in hexadecimal and sorted, if the silo tells them
     followed: Followed | None = None  # how many rows had the event between some times, if labels are times and events
+    secret: str = ""  # fingerprint of the secret that `rows` were made with
 
     @property
     def least_rows(self) -> int:
@@ -124,15 +125,18 @@ class ColumnSums:
                 raise ValueError("moments")
             classes = {str(c): int(n) for c, n in found.get("classes", {}).items()}
             silo, rows = str(found.get("silo", "")), tuple(map(str, found.get("rows", ())))
+            secret = str(found.get("secret", ""))
             followed = made(Followed, found["followed"], what=where) if found.get("followed") else None
             counts = [*missing.values(), *classes.values(), *(n for each in categories.values() for n in each.values())]
             if min(counts, default=0) < 0:
                 raise ValueError("counts")
-            if not re.fullmatch(r"[\w.-]{0,200}", silo) or not all(re.fullmatch(r"[0-9a-f]{16}", row) for row in rows):
+            if not re.fullmatch(r"[\w.-]{0,200}", silo) or not all(
+                re.fullmatch(r"[0-9a-f]{16}", row) for row in (*rows, *[secret] * bool(secret))
+            ):
                 raise ValueError("names")
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             raise UserError(f"{where} holds no sums of a table: make them with `ekiden silo sums silo.toml`") from None
-        return ColumnSums(moments, missing, categories, dates, marks, silo, classes, rows, followed)
+        return ColumnSums(moments, missing, categories, dates, marks, silo, classes, rows, followed, secret)
 
     def scale(self, name: str) -> tuple[float, float]:
         """Return mean and standard deviation of a column; the latter is 0 for a column that does not vary."""

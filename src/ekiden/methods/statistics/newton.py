@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ekiden.base.errors import UserError
-from ekiden.data.curves import baseline, hazard_counts
+from ekiden.results.regressions import baseline, hazard_counts
 
 Family = Literal["logistic", "linear", "poisson", "cox"]
 CONSTANT = "constant"

@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
+from hashlib import blake2b
 from pathlib import Path
 from shutil import rmtree
 from typing import Annotated, Any, Literal
@@ -264,12 +265,14 @@ class SiloFile:
         """
         found, client = self.unscaled()
         differences.note(self.folder, client, found, times)
-        rows: list[bytes] = []
+        rows, secret = list[bytes](), ""
         if salt := self.data.fingerprints.encode():
             if not _LEAST_SALT <= len(salt) <= _MOST_SALT:
                 raise UserError(f"{self.path}: data.fingerprints is a secret of {_LEAST_SALT} to {_MOST_SALT} bytes")
             rows = [row for part in (found.train, found.test) for row in fingerprints(part.x, found.inputs, salt)]
-        return replace(told_by(client, found, times), silo=self.name, rows=tuple(sorted(row.hex() for row in rows)))
+            secret = blake2b(digest_size=8, key=salt).hexdigest()
+        told = told_by(client, found, times)
+        return replace(told, silo=self.name, rows=tuple(sorted(row.hex() for row in rows)), secret=secret)
 
     def unscaled(self) -> Held:
         """Load rows on whose scale the silos have not agreed yet, or other samples, whose classes alone are counted."""
@@ -451,11 +454,11 @@ def _longer(samples: Samples, dataset: Dataset) -> Samples:
 CERTIFICATE = "ca.crt"
 
 
-def make(folder: Path, name: str, address: str, data: str, salt: str) -> Path:
+def make(folder: Path, name: str, address: str, data: str, salt: str = "SECRET") -> Path:
     """Make a silo's folder, with `silo.toml` and a key pair, and return the public key's file.
 
     Data are a path (relative to `silo.toml`), a name of a data set, or FILE.py:FUNCTION. The salt is proposed as a
-    secret that silos share.
+    secret that silos share; the default is too short to be one.
     """
     check_name(name, "the silo")
     if not keys.is_name(name):
@@ -469,7 +472,8 @@ def make(folder: Path, name: str, address: str, data: str, salt: str) -> Path:
 
 [data]
 {where} = {json.dumps(data)}
-# to let `ekiden silo sums` tell 8 bytes for each row, by which equal rows of silos are found, see docs/own-data.md:
+# to let `ekiden silo sums` tell 8 bytes for each row, by which equal rows of silos are found, see docs/own-data.md
+# (the same 16 to 64 bytes at all silos):
 # fingerprints = {json.dumps(salt)}
 
 [link]
