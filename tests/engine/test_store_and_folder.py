@@ -1,5 +1,6 @@
 """Files: clients' values and private state, the run folder, and what happens when either is damaged."""
 
+import contextlib
 import errno
 import json
 import os
@@ -571,6 +572,27 @@ def test_a_folder_goes_on_from_its_last_state(tmp_path: Path) -> None:
     assert (first["from_step"], first["lost_transfers"]) == (0, [])
     assert second["from_step"] == 1
     assert [row["bytes"] for row in second["lost_transfers"]] == [13]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "ledger.jsonl"])
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_link_in_a_run_folder_changes_no_file_elsewhere(name: str, cut: bool, tmp_path: Path) -> None:
+    """A folder that somebody else made; going on cuts and lengthens its growing files."""
+    folder_with_a_state(tmp_path / "run")
+    file, mine = tmp_path / "run" / name, tmp_path / "mine"
+    mine.write_bytes(file.read_bytes() if cut else file.read_bytes().splitlines(keepends=True)[0])
+    before = mine.read_bytes()
+    file.unlink()
+    file.symlink_to(mine)
+
+    def go_on() -> None:
+        with contextlib.closing(RunFolder(tmp_path / "run", CONFIG)) as folder:
+            folder.load(State)
+            folder.append(name, {"step": 2})
+
+    with pytest.raises(UserError, match=f"{name} is a link to another file"):
+        go_on()
+    assert mine.read_bytes() == before
 
 
 def test_what_moved_in_vain_is_noted_before_it_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

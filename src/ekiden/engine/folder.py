@@ -213,7 +213,7 @@ class RunFolder:
         """Add a line to a growing file; returns the file's length."""
         try:
             if name not in self._files:
-                self._files[name] = open(self.path / name, "ab")  # noqa: SIM115
+                self._files[name] = open(_own(self.path / name), "ab")  # noqa: SIM115
                 _drop_broken_line(self.path / name)
             file = self._files[name]
             file.write(_json(row))
@@ -271,7 +271,7 @@ class RunFolder:
     def _cut(self, name: str, length: int) -> None:
         """Shorten a growing file to the rows of finished steps."""
         if self._beyond(name, length):
-            os.truncate(self.path / name, length)
+            os.truncate(_own(self.path / name), length)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -375,6 +375,13 @@ def _foreign(path: Path) -> bool:
     if not path.is_dir():
         return path.exists()
     return any(p.name not in ("lock", "environment.json") and p.suffix != ".tmp" for p in path.iterdir())
+
+
+def _own(path: Path) -> Path:
+    """Refuse a link, through which the folder of somebody else would change a file elsewhere."""
+    if path.is_symlink():
+        raise UserError(f"{path} is a link to another file: put the file itself there, or start a new run")
+    return path
 
 
 def _drop_broken_line(path: Path) -> None:
