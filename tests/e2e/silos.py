@@ -105,7 +105,7 @@ class Federation:
 
     def start_link(self) -> None:
         self.start("link", commands.superlink_command(self.parts))
-        end = time.monotonic() + 60
+        end = time.monotonic() + 120
         while time.monotonic() < end:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.ports[4]), timeout=1):
                 return

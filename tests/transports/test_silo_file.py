@@ -206,8 +206,19 @@ def test_silos_agree_on_the_scaling_of_tables(tmp_path: Path, command: Callable[
         code, said = command("silo", "sums", str(file))
         assert code == 0, said
     told = json.loads((tmp_path / "a-sums.json").read_text())
-    assert set(told) == {"moments", "missing", "categories", "dates", "marks", "silo", "classes", "rows", "followed"}
-    assert (told["silo"], told["rows"], told["followed"]) == ("a", [], None)  # and no row
+    assert set(told) == {
+        "moments",
+        "missing",
+        "categories",
+        "dates",
+        "marks",
+        "silo",
+        "classes",
+        "rows",
+        "followed",
+        "secret",
+    }
+    assert (told["silo"], told["rows"], told["followed"], told["secret"]) == ("a", [], None, "")  # and no row
     out = tmp_path / "agreed.json"
     code, said = command("federation", "agree", *(str(tmp_path / f"{n}-sums.json") for n in "ab"), "--out", str(out))
     assert code == 0, said

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
-from hashlib import blake2b
+from hashlib import scrypt
 from pathlib import Path
 from shutil import rmtree
 from typing import Annotated, Any, Literal
@@ -270,7 +270,7 @@ class SiloFile:
             if not _LEAST_SALT <= len(salt) <= _MOST_SALT:
                 raise UserError(f"{self.path}: data.fingerprints is a secret of {_LEAST_SALT} to {_MOST_SALT} bytes")
             rows = [row for part in (found.train, found.test) for row in fingerprints(part.x, found.inputs, salt)]
-            secret = blake2b(digest_size=8, key=salt).hexdigest()
+            secret = scrypt(salt, salt=b"fingerprints", n=1 << 14, r=8, p=1, dklen=8).hex()  # slow to guess
         told = told_by(client, found, times)
         return replace(told, silo=self.name, rows=tuple(sorted(row.hex() for row in rows)), secret=secret)
 
