@@ -177,7 +177,7 @@ def test_resumes_after_every_step_bit_for_bit(method: Method, blobs: FederatedDa
 
 
 @pytest.mark.parametrize(
-    "method", [SHAPES[1], *(pytest.param(method, marks=pytest.mark.slow) for method in SHAPES[2:4])]
+    "method", [SHAPES[1], *(pytest.param(*s.values, id=s.id, marks=pytest.mark.slow) for s in SHAPES[2:4])]
 )
 def test_same_bits_in_other_processes(method: Method, blobs: FederatedData) -> None:
     here, there = go(with_lap(method), blobs), go(with_lap(method), blobs, processes=True, workers=2)
