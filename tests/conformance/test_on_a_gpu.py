@@ -1,4 +1,4 @@
-"""Every method, network and kind of data on a real GPU; without one, `test_on_another_device` has a stand-in.
+"""Every method, kind of data and network of images on a real GPU; without one, `test_on_another_device` has a stand-in.
 
     python -m pytest tests/conformance/test_on_a_gpu.py -n 8 -m "slow or not slow"
 
@@ -164,7 +164,7 @@ def test_sums_of_patches_on_both_devices(record_property: Note) -> None:
     assert one.accuracy == pytest.approx(other.accuracy, abs=0.05)
 
 
-def test_private_training(few: FederatedData, record_property: Note) -> None:
+def test_private_training(few: FederatedData) -> None:
     options = on("cuda") | {"dp": DP(epsilon=8.0, delta=1e-3, clip=1.0)}
     one, other = (run(FedAvg(rounds=2, epochs=1), few, stand_in.Wide, **options) for _ in range(2))
     assert same(one.weights, other.weights)
