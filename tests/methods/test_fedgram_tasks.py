@@ -215,7 +215,10 @@ def test_the_closing_lap_of_a_regression(method: Method) -> None:
         h, found = before.model.features(x).double().numpy(), after.model(x).double().numpy()  # type: ignore[operator]
     wanted, _ = fitted(standardised(h), targets)
     assert np.abs(found - wanted).max() < 5e-3
-    assert after.metrics[-1]["rmse"] < before.metrics[-1]["rmse"]
+    with torch.no_grad():
+        trained = before.model(x).double().numpy()
+    # On the samples it was solved from, least squares beats every trained head; on others either may win.
+    assert np.square(found - targets).sum() < np.square(trained - targets).sum()
     network = Network(NETS["regression"])
     model = Size.of(network, (10,), silos("regression").dataset.task)
     assert after.bytes == with_lap(method).moved(after.state, 5, model)
