@@ -98,7 +98,6 @@ class How:
     processes: bool | None = None
     absent: Absent | None = None
     transport: MakesTransport | None = None
-    keep_trained: bool = False
     track: tuple[str, ...] = ()
     quiet: bool = False
 
@@ -123,7 +122,6 @@ def run(  # noqa: D417  (there are no others)
     processes: bool | None = None,
     absent: Absent | None = None,
     transport: MakesTransport | None = None,
-    keep_trained: bool = False,
     evaluate_on: EvaluateOn = "all",
     train: str = "all",
     pretrained: str | os.PathLike[str] = "",
@@ -159,7 +157,6 @@ def run(  # noqa: D417  (there are no others)
         absent: (step, client) -> bool, true if the client does not answer in that step; to test a method.
         transport: your own transport instead of `workers`: makes an `ekiden.transports.Transport` from an
             `ekiden.transports.Start` (docs/own-transport.md).
-        keep_trained: keep the models that each client's last task trained, in the client's part of the folder.
         evaluate_on: "all" measures personal models on all test data, "own" each on its own client's, N times faster.
             "own" also measures the models that clients trained last in the step, before any averaging.
         train: the part of the model to train: "all"; "head"; "last:2", the last two blocks and the head; or
@@ -282,7 +279,7 @@ def prepared(
     hardware = resolved_hardware(how.hardware or Hardware(), workers, build)
     own = recipe.evaluate_on == "own"
     dp = DP.parse(recipe.dp)
-    setup = Setup(method, build, data.dataset, recipe.training, hardware, recipe.seed, how.keep_trained, own, dp)
+    setup = Setup(method, build, data.dataset, recipe.training, hardware, recipe.seed, own, dp)
     worker = Worker(setup, clients, how.watch)
     check_labels(data)
     check_model(worker, data)
@@ -292,7 +289,6 @@ def prepared(
         more = {
             "origin": data.origin and data.origin.to_json(),
             "own": sorted({*(how.config or {})} - BESIDE),
-            "keep_trained": how.keep_trained,
         }
         described |= {name: value for name, value in more.items() if value}
     transport = how.transport

@@ -339,11 +339,11 @@ def kept(folder: Path, blobs: FederatedData, monkeypatch: pytest.MonkeyPatch) ->
     def stop(client: str, epoch: int, done: int) -> None:
         nonlocal epochs
         epochs += 1
-        if epochs == 11:
+        if epochs == 12:
             raise Killed
 
     with pytest.raises(Killed):
-        go(Counting(epochs=2), blobs, folder, watch=stop, keep_trained=True)
+        go(Counting(epochs=2), blobs, folder, watch=stop)
     return folder
 
 
@@ -354,7 +354,7 @@ def flipped(data: bytes, at: int, bit: int = 0) -> bytes:
 def test_a_flipped_byte_in_any_file_of_a_run_never_gives_another_model(
     blobs: FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = go(Counting(epochs=2), blobs, tmp_path / "whole", keep_trained=True).folder / "model.safetensors"
+    whole = go(Counting(epochs=2), blobs, tmp_path / "whole").folder / "model.safetensors"
     folder, draw = kept(tmp_path / "run", blobs, monkeypatch), random.Random(0)
     found = [file.relative_to(folder) for file in sorted(folder.rglob("*")) if file.is_file()]
     kinds = {f.parent.name if f.parent.name == "journal" else re.split(r"[-.]", f.name)[0]: f for f in found}
@@ -367,7 +367,7 @@ def test_a_flipped_byte_in_any_file_of_a_run_never_gives_another_model(
             shutil.copytree(folder, copy)
             (copy / file).write_bytes(flipped((copy / file).read_bytes(), at, draw.randrange(8)))
             try:
-                go(Counting(epochs=2), blobs, copy, keep_trained=True)
+                go(Counting(epochs=2), blobs, copy)
                 assert (copy / "model.safetensors").read_bytes() == whole.read_bytes(), (file, at)
                 ends.append("same")
             except UserError as error:

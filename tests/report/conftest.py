@@ -39,11 +39,9 @@ label = "digits"
 """
 
 
-def plan(method: Method, seed: int = 0, keep: bool = False) -> Plan[Method]:
+def plan(method: Method, seed: int = 0) -> Plan[Method]:
     """Digits at three clients."""
-    return Plan(
-        Recipe(method, seed=seed, training=Training()), clients=3, hardware=Hardware(threads=1), keep_trained=keep
-    )
+    return Plan(Recipe(method, seed=seed, training=Training()), clients=3, hardware=Hardware(threads=1))
 
 
 def make(plan: Plan[Method], folder: Path, **about: object) -> Path:
@@ -56,7 +54,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs of four methods, and a sweep."""
     home = tmp_path_factory.mktemp("runs")
     for seed in (0, 1):
-        make(plan(FedELMY(models=3, epochs=2, warmup=2), seed, keep=True), home / f"fedelmy-{seed}")
+        make(plan(FedELMY(models=3, epochs=2, warmup=2), seed), home / f"fedelmy-{seed}")
     make(plan(FedSeq(epochs=4)), home / "fedseq")
     make(plan(FedAvg(rounds=2, epochs=2)), home / "fedavg")
     make(plan(FedPer(rounds=2, epochs=2)), home / "fedper")
@@ -73,8 +71,5 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def out(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report on all of them."""
     folder = tmp_path_factory.mktemp("out") / "report"
-    with pytest.MonkeyPatch.context() as patch:  # fewer samples and points in pictures than readers get
-        patch.setattr("ekiden.reporting.models.SHOWN", 80)
-        patch.setattr("ekiden.reporting.models._GRIDS", ((7, 32),))
-        report([runs], folder, details=4)
+    report([runs], folder, details=4)
     return folder

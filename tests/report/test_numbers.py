@@ -7,26 +7,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from ekiden import Training
 from ekiden.base.settings import Hardware
 from ekiden.cli.runs import run_options
 from ekiden.engine.method import Method
-from ekiden.engine.store import read_trained
 from ekiden.engine.transport import Transfer
 from ekiden.methods import FedAvg, FedELMY, FedSeq
 from ekiden.recipe import Recipe
 from ekiden.reporting import figures
 from ekiden.reporting.figures import flows, hops, lost_points
-from ekiden.reporting.models import Opener, accuracies, embedding, surface, trained
-from ekiden.reporting.runs import collect, partition
+from ekiden.reporting.runs import Opener, accuracies, collect, partition
 from ekiden.reporting.tables import Entry, command
 from ekiden.runs.plan import Plan
 from ekiden.runs.summary import summarise
 from ekiden.tables.experiment import Published
-from ekiden.training.weights import Weights, mean
-from tests.report.conftest import make, plan
 
 pytestmark = pytest.mark.xdist_group("report")
 
@@ -76,7 +71,6 @@ def test_who_trained_when(
         Plan(
             Recipe(FedELMY(models=2, alpha=0.06, average_start=False, form="released"), seed=3),
             clients=4,
-            keep_trained=True,
         ),
         Plan(
             Recipe(FedAvg(server_optimizer="adam", server_lr=0.01), evaluate_every=5),
@@ -100,57 +94,12 @@ def test_the_command_of_a_plan_is_read_as_that_plan(wanted: Plan[Method]) -> Non
     assert run_options(Plan(Recipe(kind())), words[3:]).plan == wanted
 
 
-def test_the_pool_is_kept_and_nothing_else_changes(runs: Path, tmp_path: Path) -> None:
-    kept = runs / "fedelmy-0"
-    make(plan(FedELMY(models=3, epochs=2, warmup=2)), tmp_path / "bare")
-    for name in ("metrics.jsonl", "ledger.jsonl", "model.safetensors"):
-        assert (tmp_path / "bare" / name).read_bytes() == (kept / name).read_bytes()
-    assert not list((tmp_path / "bare").rglob("trained*"))
-    run = Opener()(summarise(kept))
-    by_client = dict(trained(run))
-    assert list(by_client) == ["client-0", "client-1", "client-2"]
-    pool = by_client["client-2"]
-    assert len(pool) == 4, "the received model and three"
-    assert torch.equal(mean(pool).params, run.models[0].params)
-    assert torch.equal(pool[0].params, mean(by_client["client-1"]).params)
-    assert read_trained(kept / "clients" / "client-1")[0] == 1
-
-
 def test_accuracies_of_all_models_and_classes(runs: Path) -> None:
     run = Opener()(summarise(runs / "fedper"))
     assert run.personal
     rows = accuracies(run)["class"]
     right = sum(n * a for n, a in rows.values())
     assert right / sum(n for n, _ in rows.values()) == pytest.approx(run.run.last["accuracy"])
-    places, picked = embedding(run)
-    assert places.shape == (len(picked), 2)
-    assert np.isfinite(places).all()
-
-
-def test_the_surface_passes_through_its_models(runs: Path) -> None:
-    run = Opener()(summarise(runs / "fedelmy-0"))
-    corners = trained(run)[-1][1][:3]
-    found = surface(run, corners, [mean(corners)], own=True)
-    distance = float((corners[0].params - corners[1].params).norm())
-    assert np.allclose(found.places[:2], np.array([[0.0, 0.0], [distance, 0.0]]), atol=1e-5)
-    assert np.allclose(found.places[3], found.places[:3].mean(0), atol=1e-4)
-    apart = np.linalg.norm(found.places[1] - found.places[2])
-    assert apart == pytest.approx(float((corners[1].params - corners[2].params).norm()), rel=1e-4)
-    assert found.x[0] < found.places[:, 0].min() < found.places[:, 0].max() < found.x[-1]
-    near = int(np.abs(found.x).argmin()), int(np.abs(found.y).argmin())
-    u, v = _axes(corners)
-    point = corners[0].with_params(corners[0].params + float(found.x[near[0]]) * u + float(found.y[near[1]]) * v)
-    rows = torch.randperm(len(run.data.dataset.test), generator=torch.Generator().manual_seed(0))[: found.samples]
-    loss = float(run.test.scores(point, rows=rows.sort().values).loss.double().mean())
-    assert found.loss[near[1], near[0]] == pytest.approx(loss, rel=1e-3)
-
-
-def _axes(corners: list[Weights]) -> tuple[torch.Tensor, torch.Tensor]:
-    u = corners[1].params - corners[0].params
-    u = u / u.norm()
-    v = corners[2].params - corners[0].params
-    v = v - u * v.dot(u)
-    return u, v / v.norm()
 
 
 def test_a_crowded_figure_holds_the_best_and_its_numbers_all(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

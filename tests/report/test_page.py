@@ -11,11 +11,10 @@ from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from ekiden import Training
-from ekiden.base.errors import DivergenceWarning, UserError
+from ekiden.base.errors import UserError
 from ekiden.base.settings import Hardware
 from ekiden.cli.app import main
 from ekiden.data.columns import Reading
@@ -23,9 +22,7 @@ from ekiden.engine.folder import read_lines
 from ekiden.methods import FedAvg, FedProx, FedSeq
 from ekiden.recipe import Recipe
 from ekiden.reporting import report
-from ekiden.reporting.models import Opener, Surface, _surface, accuracies
-from ekiden.reporting.runs import collect
-from ekiden.reporting.style import Drawing, Missing, look, publish
+from ekiden.reporting.runs import Opener, accuracies, collect
 from ekiden.reporting.tables import command, promises
 from ekiden.runs.plan import Plan
 from ekiden.tables import sweep
@@ -39,9 +36,6 @@ SECTIONS = [
     "groups",
     "data",
     "forgetting",
-    "pool",
-    "features",
-    "surface",
     "ledger",
     "runs",
 ]
@@ -62,7 +56,7 @@ def test_has_every_section_and_figure_and_the_files_behind_them(out: Path, page:
     kinds = {re.split(r"-\d", name)[0] for name in drawn}
     assert kinds == {
         *("bytes", "compute", "steps", "clients", "class", "holds"),
-        *("forgetting", "pool", "features", "surface", "ledger"),
+        *("forgetting", "ledger"),
     }
     for name in drawn:
         assert (out / "figures" / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
@@ -166,8 +160,7 @@ def test_a_damaged_ledger_costs_its_figures_only(runs: Path, tmp_path: Path) -> 
     report([folder], tmp_path / "out", details=1)
     text = (tmp_path / "out" / "index.html").read_text()
     assert "ledger.jsonl, line 1 cannot be read" in text
-    assert 'id="figure-features-1-class"' in text
-    assert "run with keep_trained" in text
+    assert 'id="figure-forgetting-1"' in text
 
 
 def test_nothing_to_report(runs: Path, tmp_path: Path) -> None:
@@ -263,31 +256,6 @@ def test_labels_are_shown_as_they_are(tmp_path: Path) -> None:
     for figure in ("bytes-1", "clients-1"):
         drawn = unescape((tmp_path / "out" / "figures" / f"{figure}.svg").read_text())
         assert all(label in drawn for label in labels), figure
-
-
-@pytest.mark.slow
-def test_a_diverged_run_is_reported(tmp_path: Path) -> None:
-    good = plan(FedAvg(rounds=1, epochs=1), keep=True)
-    training = Training(lr=1e25, optimizer="sgd", batch_size=10_000)
-    diverging = replace(good, recipe=replace(good.recipe, training=training))
-    with np.errstate(all="ignore"):
-        with pytest.warns(DivergenceWarning):
-            run = make(diverging, tmp_path / "run")
-        report([run], tmp_path / "out", details=1)
-    assert "the loss is not finite anywhere" in (tmp_path / "out" / "index.html").read_text()
-
-
-def test_a_loss_that_is_finite_in_places(tmp_path: Path) -> None:
-    loss = np.array([[2.0, 3.0, np.nan], [2.5, 1e9, np.inf], [4.0, np.nan, 5.0]])
-    axis = np.arange(3.0)
-    found = Surface(axis, axis, loss, loss, np.zeros((3, 2)), 10)
-    with look():
-        drawn = _surface("surface", "title", "", found, ["a", "b", "c"])
-        assert isinstance(drawn, Drawing)
-        (tmp_path / "figures").mkdir()
-        (tmp_path / "data").mkdir()
-        publish(drawn, tmp_path)
-    assert isinstance(_surface("s", "title", "", replace(found, loss=np.full((3, 3), np.nan)), []), Missing)
 
 
 def test_every_finished_cell_is_in_its_table(runs: Path, tmp_path: Path) -> None:

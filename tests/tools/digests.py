@@ -68,7 +68,6 @@ RUNS: Mapping[str, dict[str, Any]] = {
     "two processes": {"workers": 2},
     "every second step": {"evaluate_every": 2},
     "own test data": {"evaluate_on": "own"},
-    "trained models kept": {"keep_trained": True},
     "bf16": {"hardware": Hardware(threads=1, precision="bf16")},
     "an absent client": {"absent": lambda step, client: step == 1 and client == "client-1"},
 }

@@ -85,7 +85,7 @@ _BOXES: Boxes = (
         "The run as a whole: seeds, folder, what is measured.",
         (
             *("config", "print_config", "seeds", "out", "track", "on", "json", "seed", "workers", "evaluate_every"),
-            *("tune", "keep_trained", "evaluate_on"),
+            *("tune", "evaluate_on"),
         ),
     ),
 )

@@ -232,7 +232,7 @@ class ReportOptions(Checked):
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report")
     """folder that gets index.html, figures/ and data/"""
     details: CountOrZero = 8
-    """how many methods get figures of their own (features, forgetting, loss surface, ...); 0: none, no data are read"""
+    """how many methods get figures of their own (groups, forgetting, ledger, ...); 0: none, no data are read"""
     devices: str = ""
     """also draw results over simulated time on these devices: equal, hospitals, phones, or a TOML file; see
     docs/time.md"""

@@ -92,28 +92,13 @@ class TestSet:
 
         `full` adds probabilities; see `ekiden.training.fit.evaluate`.
         """
-        return fitting.evaluate(self._bench(model, personal), self._subset(rows), full=full)
-
-    def features(self, model: Weights, rows: Tensor, *, personal: bool = False) -> Tensor:
-        """Return what enters the head (k, A) for some test samples, on the CPU."""
-        bench = self._bench(model, personal)
-        with torch.no_grad(), bench.autocast():
-            parts = [
-                bench.network.probe(bench.feed.batch(self._subset(part), slice(None), train=False)[0])[0]
-                for part in torch.split(rows, 512)
-            ]
-        return torch.cat(parts).flatten(1).float().cpu()
-
-    def _bench(self, model: Weights, personal: bool) -> fitting.Bench:
         bench = self._worker.bench("evaluation")
         setup = self._worker.setup
         if setup.method.changes_network and not personal:
             bench.network = Network(adapted(self.build(), model), setup.hardware.device)
         bench.network.load(model)
-        return bench
-
-    def _subset(self, rows: Tensor | None) -> Subset:
-        return self._all if rows is None else Subset(self._data.dataset.test, rows)
+        measured = self._all if rows is None else Subset(self._data.dataset.test, rows)
+        return fitting.evaluate(bench, measured, full=full)
 
     def __call__(
         self,

@@ -13,11 +13,8 @@ from torch import Tensor
 from ekiden.base.errors import UserError
 from ekiden.base.files import Damaged, read_tensors, safetensors_chunks, with_digest, write
 from ekiden.engine import wire
-from ekiden.training.weights import Weights
 
 _VALUE, _PRIVATE = re.compile(r"value-(.+)\.safetensors"), re.compile(r"private-(\d+)\.safetensors")
-TRAINED = "trained"
-"""Name in the journal of the models that a client's last task trained, for runs that keep them after the step."""
 
 
 class Store:
@@ -126,14 +123,8 @@ class Store:
                 (folder / name).unlink()
         if self.written:
             self._private, self._on_disk = None, self._private_file(self.written)
-        if "journal" not in names:
-            return
-        journal = folder / "journal"
-        if not (journal / f"{TRAINED}.safetensors").exists():
-            shutil.rmtree(journal, ignore_errors=True)
-        for file in journal.glob("*"):
-            if file.stem != TRAINED:
-                file.unlink(missing_ok=True)
+        if "journal" in names:
+            shutil.rmtree(folder / "journal", ignore_errors=True)
 
     def _file(self, key: str) -> Path:
         assert self._folder is not None
@@ -171,21 +162,6 @@ class FolderJournal:
         self._folder.mkdir(parents=True, exist_ok=True)
         chunks = with_digest(safetensors_chunks(tensors, {"arguments": self._arguments()}))
         write(self._folder / f"{key}.safetensors", chunks, sync=False)
-
-
-def read_trained(client: Path) -> tuple[int, list[Weights]]:
-    """Return what the client with this folder last trained, if the run keeps it.
-
-    Returns:
-        The step; the model that its last task started from, and all that it trained.
-    """
-    file = client / "journal" / f"{TRAINED}.safetensors"
-    try:
-        tensors, _ = read_tensors(file)
-        step, parts = int(tensors.pop("step")), ("params", "buffers", "counters")
-        return step, [Weights(*(tensors[f"{i}.{p}"] for p in parts)) for i in range(len(tensors) // len(parts))]
-    except (OSError, ValueError, KeyError, Damaged) as error:
-        raise UserError(f"{file} is damaged or not a file of trained models ({error}): run again") from None
 
 
 def read(path: Path, expected: Any) -> Any:

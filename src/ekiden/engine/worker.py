@@ -16,7 +16,6 @@ from ekiden.data.samples import ClientData, Dataset, Subset
 from ekiden.data.tasks import Scores, Task
 from ekiden.engine import wire
 from ekiden.engine.method import Method, Size, task_of
-from ekiden.engine.store import TRAINED
 from ekiden.training import fit as fitting
 from ekiden.training import frozen, private_sums
 from ekiden.training.feed import Feed
@@ -49,7 +48,6 @@ class Setup:
     training: Training = field(default_factory=Training)  # how clients train
     hardware: Hardware = field(default_factory=Hardware)  # what they compute on
     seed: int = 0  # of everything random
-    keep_trained: bool = False  # whether each client also keeps the models that its last task trained
     # whether an outcome has the model that its task trained last, so that it can be measured
     show_trained: bool = False
     dp: DP | None = None  # the promise that clients keep when they train
@@ -129,7 +127,6 @@ class Client:
         seed: int,
         journal_key: str,
         most_epochs: float = float("inf"),
-        trained: list[Weights] | None = None,
         remembered: dict[tuple[str, str], Tensor] | None = None,
         masks: SumMasks | None = None,
         privacy: tuple[DP, Spent, Keeper] | None = None,
@@ -149,7 +146,6 @@ class Client:
         self._key = journal_key
         self._fits = 0
         self._epochs_left = most_epochs
-        self._trained = trained
         self._remembered = {} if remembered is None else remembered
         self._masks = masks
         self.last_trained: Weights | None = None
@@ -248,8 +244,6 @@ class Client:
             penalty=penalty,
             objective=objective,
         )
-        if self._trained is not None:
-            self._trained += [trained] if self._trained else [model, trained]
         if network is None:
             self.last_trained = trained
         return trained
@@ -455,15 +449,12 @@ class Worker:
         seed = derive(self.setup.seed, job.step, job.client, job.call)
         # Arguments from the server, another process or a file are on the CPU.
         private = wire.placed(job.private, self._feed.device)
-        trained: list[Weights] | None = [] if self.setup.keep_trained else None
         data = self.clients[job.client]
         key = f"{job.step}-{job.call}"
         dp, plan = self.setup.dp, self.setup.planned(data.name, len(data.train))
         privacy = (dp, plan, keeper or SeededNoise(seed)) if dp and plan else None
         releases = self.setup.method.traits.releases
-        client = Client(
-            bench, data, private, seed, key, self._most_epochs, trained, self._remembered, masks, privacy, releases
-        )
+        client = Client(bench, data, private, seed, key, self._most_epochs, self._remembered, masks, privacy, releases)
         try:
             value = task(client, *wire.placed(job.args, self._feed.device))
         except torch.OutOfMemoryError:
@@ -472,9 +463,6 @@ class Worker:
                 "or try --precision bf16"
             ) from None
         client.note()
-        if trained and journal is not None:
-            parts = {f"{i}.{name}": value for i, model in enumerate(trained) for name, value in vars(model).items()}
-            journal.save(TRAINED, {"step": torch.tensor(job.step), **parts})
         shown = wire.placed(client.last_trained) if self.setup.show_trained else None
         return Outcome(wire.placed(value), wire.placed(client.state), bench.work, shown)
 

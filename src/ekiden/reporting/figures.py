@@ -300,16 +300,6 @@ def lost_points(values: NDArray[np.float64], trained: Sequence[int]) -> float | 
     return float(np.mean(losses)) if losses else None
 
 
-def distances(name: str, title: str, note: str, models: Sequence[NDArray[np.float32]], names: Sequence[str]) -> Drawing:
-    """Draw the Euclidean distances between all pairs of models."""
-    flat = np.stack(models).astype(np.float64)
-    values = np.array([[float(np.linalg.norm(a - b)) for b in flat] for a in flat])
-    largest = float(values.max())
-    form = "{:.2f}" if largest < 10 else "{:.1f}" if largest < 100 else "{:.0f}"
-    figure, _ = heat(values, names, names, unit="‖difference‖", form=form)
-    return Drawing(name, title, note, figure, ["model", *names], matrix_rows(values, names, names))
-
-
 def _scaled(values: Sequence[float | None], metric: Metric) -> list[float]:
     return [float("nan") if a is None else metric.scale * a for a in values]
 

@@ -16,10 +16,8 @@ from ekiden.base.errors import UserError
 from ekiden.base.files import disk_error
 from ekiden.data.describe import counts, held_names, picture
 from ekiden.data.samples import FederatedData
-from ekiden.reporting import models
 from ekiden.reporting.figures import by_client, by_group, curves, failing, forgetting, heat, ledger
-from ekiden.reporting.models import Opened, Opener, accuracies
-from ekiden.reporting.runs import Found, Group, collect
+from ekiden.reporting.runs import Found, Group, Opened, Opener, accuracies, collect
 from ekiden.reporting.style import Drawing, Heading, Missing, Value, as_csv, data_uri, look, publish
 from ekiden.reporting.tables import PlainTable, ResultTable, commands, costs, environments, promises, results
 from ekiden.results.clock import Devices
@@ -64,13 +62,6 @@ def compose(found: Found, details: int, say: Say, opener: Opener, devices: Devic
     yield _section("groups", "Groups", _FAILS, _GROUPS, _groups(found, chosen))
     yield _section("data", "Data", "Who holds what", _DATA, [*_holders(opened), *closed])
     yield _section("forgetting", "Forgetting", "Forgetting along the hops", _FORGETTING, _forgetting(chosen))
-    say("pools, features, loss surfaces")
-    pools = _of_models(chosen, lambda g, o, i: [models.last_pool(g, o, i)])
-    yield _section("pool", "Pool", "Distances in the last pool", _POOL, pools)
-    yield _section(
-        "features", "Features", "Features of the final models", _FEATURES, _of_models(chosen, models.features)
-    )
-    yield _section("surface", "Loss surface", "Loss between models", _SURFACE, _surfaces(chosen))
     say("ledgers")
     sent = _by_setting(chosen.groups, lambda g, i: [ledger(g, i)])
     yield _section("ledger", "Ledger", "Who sent how much to whom", _LEDGER, sent)
@@ -95,9 +86,6 @@ _FORGETTING = (
     "Accuracy on every client's test data after each hop. Mean forgetting: how far the accuracy at the end is below "
     "the best since the client trained, averaged over all clients but the last."
 )
-_POOL = "Euclidean distances between the parameters of the models at the client that trained last."
-_FEATURES = "t-SNE of what enters the classifier, on test samples. Distances between far groups mean little."
-_SURFACE = "Cross-entropy on test samples over the plane through three models; distances between parameters."
 _LEDGER = "Bytes over the whole run; a wider and darker arrow means more."
 
 
@@ -196,11 +184,6 @@ def _by_setting(groups: Iterable[Group], make: Callable[[Group, int], Sequence[I
     ]
 
 
-def _of_models(chosen: Details, make: Callable[[Group, Opened, int], Sequence[Item]]) -> list[Item]:
-    """Make items for each run that could be opened; say why others could not."""
-    return [*_by_setting(chosen.opened, lambda g, i: make(g, chosen.opened[g], i)), *chosen.closed]
-
-
 def _forgetting(chosen: Details) -> list[Item]:
     def make(group: Group, number: int) -> list[Item]:
         item = forgetting(group, number)
@@ -208,22 +191,6 @@ def _forgetting(chosen: Details) -> list[Item]:
 
     none = Missing(", ".join(dict.fromkeys(g.name for g in chosen.groups)), "no model is handed from client to client")
     return _by_setting(chosen.groups, make) or ([none] if chosen.groups else [])
-
-
-def _surfaces(chosen: Details) -> list[Item]:
-    """Draw the loss around each run's models, and once per setting through three models with the same initial model."""
-    alike: dict[tuple[str, int, int], list[Group]] = defaultdict(list)
-    for group, run in chosen.opened.items():
-        if not run.personal:
-            alike[group.setting, group.first.recipe["seed"], len(run.models[0].params)].append(group)
-    shared = {groups[0]: groups[:3] for groups in alike.values() if len(groups) >= 3}
-
-    def make(group: Group, opened: Opened, number: int) -> list[Item]:
-        peers = shared.get(group, [])
-        between = [models.shared_surface(peers, [chosen.opened[g] for g in peers], number)] if peers else []
-        return [*between, models.own_surface(group, opened, number)]
-
-    return _of_models(chosen, make)
 
 
 def _left_out(folders: Sequence[tuple[Path, str]]) -> list[Item]:

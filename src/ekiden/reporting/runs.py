@@ -4,19 +4,28 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ekiden.base import outside
 from ekiden.base.errors import UserError
-from ekiden.data import NAMED
+from ekiden.data import NAMED, Dataset, FederatedData, Reading
 from ekiden.data.samples import said_in
 from ekiden.data.tasks import Metric
+from ekiden.engine.evaluation import TestSet
 from ekiden.engine.folder import settings_in
+from ekiden.engine.setup import check_same_data
 from ekiden.methods import known
+from ekiden.results.result import ModelSource, Result
+from ekiden.runs.plan import TaskName, loaded, stored
 from ekiden.runs.summary import Summary, chosen_model, going_on, headline, metric_of, revised, summarise, value_of
+from ekiden.serving.loading import open_models
 from ekiden.tables.sweep import MARK, OWN, Sweep, opened, refuse_records, runs_in
 from ekiden.tables.verdicts import CellResult, unmeasured
+from ekiden.training.weights import Weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,3 +256,60 @@ def _settings(group: Group) -> dict[str, Any]:
     config = group.first.config
     recipe = config["recipe"]
     return {**recipe["hyperparameters"], **recipe["training"], "dp": recipe.get("dp", ""), **_machine(config)}
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A finished run with its data and models."""
+
+    run: Summary  # its numbers
+    data: FederatedData  # who holds what
+    test: TestSet  # measures models
+    models: tuple[Weights, ...]  # the global model, or else the personal models
+    personal: bool  # whether these are personal models
+
+
+@dataclass(frozen=True)
+class Opener:
+    """Reads the data and models of a run."""
+
+    data: FederatedData | None = None  # the data of runs that were given them in Python
+    network: ModelSource | None = None  # their network, if it is not in the library
+
+    def __call__(self, run: Summary) -> Opened:
+        """Open a finished run."""
+        result = open_models(run.folder, network=self.network)
+        data = self._of(run, result)
+        test = result.judge(data)
+        personal = bool(result.personal)
+        models = result.personal if personal or result.weights is None else (result.weights,)
+        return Opened(run, data, test, models, personal)
+
+    def _of(self, run: Summary, result: Result) -> FederatedData:
+        if "plan" in run.config:
+            plan = stored(run.folder)
+            reading = plan.reading.for_model(plan.recipe.model)
+            data = plan.federation(_dataset(plan.data, plan.silos, plan.size, reading, plan.task))
+        elif self.data is None:
+            return result.data()
+        else:
+            data = self.data
+        check_same_data(run.config, result.build.method, data, run.folder)
+        return data
+
+
+@lru_cache(maxsize=2)
+def _dataset(data: str, silos: tuple[str, ...], size: int | None, reading: Reading, task: TaskName) -> Dataset:
+    """Read and decode the data once for all runs of a report."""
+    return loaded(data, silos, size, reading, task)
+
+
+def accuracies(opened: Opened) -> dict[str, Mapping[str, tuple[int, float]]]:
+    """Return test samples and headline metric by class, and by domain if there are any; of personal models the mean."""
+    scores = [opened.test.scores(model, personal=opened.personal) for model in opened.models]
+    kinds = {"class": opened.test.by_class, "domain": opened.test.by_domain}
+    found: dict[str, Mapping[str, tuple[int, float]]] = {}
+    for kind, measure in kinds.items():
+        each = [measure(s) for s in scores]
+        found[kind] = {g: (n, float(np.mean([one[g][1] for one in each]))) for g, (n, _) in each[0].items()}
+    return found

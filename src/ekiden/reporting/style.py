@@ -121,7 +121,7 @@ def cut(name: str, most: int) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
-def legend(figure: Any, axes: Any, markers: float = 1.0) -> None:
+def legend(figure: Any, axes: Any) -> None:
     """Put the names of the series below the axes, in as many columns as fit."""
     handles, names = axes.get_legend_handles_labels()
     if not names:
@@ -129,9 +129,7 @@ def legend(figure: Any, axes: Any, markers: float = 1.0) -> None:
     widest = 46 + 5.8 * max(map(len, names))  # in points: the mark and the letters
     fit = max(1, min(len(names), int(figure.get_figwidth() * 72 / widest)))
     figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(names) // fit))
-    figure.legend(
-        handles, names, loc="outside lower center", ncols=fit, handlelength=2.0, columnspacing=1.2, markerscale=markers
-    )
+    figure.legend(handles, names, loc="outside lower center", ncols=fit, handlelength=2.0, columnspacing=1.2)
 
 
 def publish(drawing: Drawing, folder: Path) -> tuple[str, str]:

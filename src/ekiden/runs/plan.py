@@ -71,9 +71,6 @@ class Plan(Checked, Generic[M]):
     """seed of the partition, if not --seed: the same silos for all --seeds"""
     tune: bool = False
     """measure on the clients' validation data, not on the test data, to choose settings"""
-    keep_trained: bool = False
-    """keep the models that each client's last task trained. `ekiden report` then shows distances in a pool and the loss
-    around it"""
 
     def __post_init__(self) -> None:
         """Find the run, the network and the files that the recipe names."""
@@ -158,7 +155,6 @@ class Plan(Checked, Generic[M]):
             on_step=on_step,
             stop_after=stop_after,
             transport=transport,
-            keep_trained=self.keep_trained,
             track=tuple(track),
             quiet=quiet,
         )
@@ -220,8 +216,7 @@ def _from_python(config: Mapping[str, Any]) -> Plan[Method]:
     if why := in_memory(config):
         raise UserError(f"{why}: give it again, {GIVE_AGAIN}")
     hardware, workers = settings_in(config)[1], config["workers"]
-    recipe, keep = recipe_of(config["recipe"]), config.get("keep_trained", False)
-    return replace(plan, recipe=recipe, hardware=hardware, workers=workers, keep_trained=keep)
+    return replace(plan, recipe=recipe_of(config["recipe"]), hardware=hardware, workers=workers)
 
 
 def _data_in(config: Mapping[str, Any]) -> Plan[Method]:
@@ -273,7 +268,6 @@ def rerun(
         hardware=settings_in(before)[1],
         folder=folder,
         workers=before["workers"],
-        keep_trained=before.get("keep_trained", False),
         **more,
     )
     return api.prepared(recipe, data, how, network).end()
