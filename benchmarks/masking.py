@@ -18,7 +18,7 @@ import torch
 
 from ekiden.base.sums import Sums
 from ekiden.engine import wire
-from ekiden.methods.blocks.secure import ModelSums
+from ekiden.methods.blocks.rounds import ModelSums
 from ekiden.training.weights import Weights
 from ekiden.transports.flower.trust import keys, sealing
 from ekiden.transports.flower.trust.masking import PartMasks

@@ -19,9 +19,8 @@ from ekiden import Augment, Hardware, Training, models
 from ekiden.data import Subset, from_tensors
 from ekiden.methods import FedELMY
 from ekiden.training.feed import Feed
-from ekiden.training.fit import Bench, fit
+from ekiden.training.fit import Bench, Penalty, fit
 from ekiden.training.network import Network
-from ekiden.training.objective import Penalty
 
 BATCH = 128
 

@@ -45,10 +45,16 @@ from ekiden.recipe import Recipe
 from ekiden.results import tracking
 from ekiden.results.result import ModelSource, Result
 from ekiden.results.tracking import bar, measured
-from ekiden.training import private_sums
-from ekiden.training.private import DP
-from ekiden.transports.base import MakesTransport, Start
-from ekiden.transports.local import Executor, InProcess, Processes, Simulation, refuse_within_worker
+from ekiden.training.private import DP, check_honest
+from ekiden.transports.local import (
+    Executor,
+    InProcess,
+    MakesTransport,
+    Processes,
+    Simulation,
+    Start,
+    refuse_within_worker,
+)
 
 Absent = Callable[[int, str], bool]  # (step, client) -> whether that client does not answer in that step
 _OF_STUDIES = ("seeds", "grid")
@@ -270,7 +276,7 @@ def prepared(
     if recipe.dp:
         check_subjects(clients.clients)
         dp = DP.parse(recipe.dp)
-        private_sums.check_clients(dp, clients.clients)
+        check_honest(dp, clients.clients)
         if dp is not None and dp.honest > 1 and how.absent:
             raise UserError(f"--dp honest={dp.honest} needs the noise of all clients: leave out absent")
     method.check([*clients])

@@ -22,7 +22,7 @@ from ekiden.engine.method import (
 from ekiden.engine.transport import ClientMissing
 from ekiden.engine.wire import SERVER, Ref
 from ekiden.engine.worker import Client
-from ekiden.training.objective import Forward, Objective, Penalty, Work, cross_entropy
+from ekiden.training.fit import Forward, Objective, Penalty, Work, cross_entropy
 from ekiden.training.weights import RunningMean, Weights, mean
 
 __all__ = [

@@ -48,7 +48,7 @@ from ekiden.methods import (
     OTFusion,
     RegMean,
 )
-from ekiden.methods.rounds.spfl.host import HOSTS
+from ekiden.methods.rounds.spfl import HOSTS
 from ekiden.recipe import Recipe
 from ekiden.results.result import Result
 from tests.conformance.ridge import Ridge

@@ -16,7 +16,7 @@ from PIL import Image
 from ekiden.base.errors import DataWarning, UserError
 from ekiden.data import join, load, medical
 from ekiden.data.kinds import Images
-from ekiden.serving.reading import SampleReader
+from ekiden.serving.predictions import SampleReader
 from tests.data.pictures import dicom, encoded
 from tests.fuzz import examples
 

@@ -19,7 +19,7 @@ from ekiden.engine.transport import ClientMissing, Request, Transfer, Transport,
 from ekiden.engine.wire import EVERYONE, SERVER, Ref
 from ekiden.engine.worker import Client, Job, Setup, Worker
 from ekiden.methods import SCAFFOLD, FedAvg, FedDC, FedDyn
-from ekiden.training.objective import Work
+from ekiden.training.fit import Work
 from ekiden.training.weights import Weights, mean
 
 CLIENTS = ("a", "b", "c", "d")

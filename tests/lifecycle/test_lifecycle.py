@@ -22,7 +22,7 @@ from ekiden.engine.folder import read_config, read_lines
 from ekiden.engine.method import Method
 from ekiden.methods import FedAvg, FedGram, FedSeq
 from ekiden.runs.plan import Plan, stored
-from ekiden.serving.reading import SampleReader
+from ekiden.serving.predictions import SampleReader
 from tests.lifecycle.conftest import ONLY
 from tests.lifecycle.kinds import KINDS, ROWS, SILOS, Kind
 from tests.lifecycle.silos import TRAINING, Silos, ekiden, refused, silos

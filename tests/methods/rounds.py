@@ -13,7 +13,7 @@ from ekiden.engine.federation import Fed
 from ekiden.engine.method import INITIAL, Method, State, task_of
 from ekiden.engine.transport import Request, Transfer, Transport, resolve
 from ekiden.engine.wire import Ref
-from ekiden.training.objective import Objective, Penalty, TaskLoss, Work
+from ekiden.training.fit import Objective, Penalty, TaskLoss, Work
 from ekiden.training.weights import Weights
 
 

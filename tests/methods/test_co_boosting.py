@@ -19,8 +19,8 @@ from ekiden.methods import CoBoosting
 from ekiden.methods.one_shot import co_boosting
 from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel, synthesise
 from ekiden.methods.one_shot.co_boosting import Boosted, WeightedEnsemble, hard, moved
+from ekiden.training.fit import Work
 from ekiden.training.network import Network
-from ekiden.training.objective import Work
 
 
 def softmax(z: np.ndarray) -> np.ndarray:

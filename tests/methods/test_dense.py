@@ -18,8 +18,8 @@ from ekiden.engine.networks import as_module
 from ekiden.methods import DENSE
 from ekiden.methods.one_shot.blocks.ensemble import Distilled, EnsembleModel, SampleGenerator, batches, softened
 from ekiden.methods.one_shot.dense import Statistics, disagreement
+from ekiden.training.fit import Work
 from ekiden.training.network import Network
-from ekiden.training.objective import Work
 from ekiden.training.weights import Weights, mean
 
 T, S = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([[0.0, 1.0], [0.0, 3.0]])

@@ -15,9 +15,8 @@ from ekiden.methods import DFedAvgM, DFedSAM
 from ekiden.methods.gossip.blocks import topology
 from ekiden.training import fit as fitting
 from ekiden.training.feed import Feed
-from ekiden.training.fit import Bench
+from ekiden.training.fit import Bench, Forward
 from ekiden.training.network import Network
-from ekiden.training.objective import Forward
 from tests.methods.toys import Silo, rounds, two_quadratics, weights
 
 

@@ -16,8 +16,8 @@ from ekiden.methods import FAFI
 from ekiden.methods.blocks.combining import Trained
 from ekiden.methods.one_shot.fafi import AlignedLoss, Prototypes, supervised_contrast
 from ekiden.models.split import SplitNetwork
+from ekiden.training.fit import Work
 from ekiden.training.network import Network
-from ekiden.training.objective import Work
 
 SETTINGS: dict[str, Any] = {"training": Training(lr=0.1, batch_size=16), "hardware": Hardware(threads=1)}
 

@@ -21,8 +21,8 @@ from ekiden.methods.one_shot.fedov import Mixed, OpenSet, Vote, attack, without
 from ekiden.models.split import widen
 from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan, judge
+from ekiden.training.fit import Work
 from ekiden.training.network import Network
-from ekiden.training.objective import Work
 from tests.methods.test_ensemble import Fixed
 
 A, B, C = (3.0, 0.0, -1.0), (0.0, 1.0, 2.0), (0.5, 2.0, 0.0)

@@ -29,8 +29,8 @@ from ekiden.methods.chain.fedtasuki import size_of_means as means_size
 from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan
 from ekiden.runs.summary import trained
+from ekiden.training.fit import Forward, Loss, Objective, Work, cross_entropy
 from ekiden.training.network import Network
-from ekiden.training.objective import Forward, Loss, Objective, Work, cross_entropy
 from ekiden.training.weights import Weights
 from tests.methods.toys import weights
 

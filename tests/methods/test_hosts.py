@@ -12,8 +12,7 @@ from ekiden import FederatedData, Training, UserError, run
 from ekiden.conformance.small_runs import Tiny
 from ekiden.engine.method import Method, Size
 from ekiden.methods import MOON, SCAFFOLD, SPFL, FedAvg, FedDC, FedDisco, FedDyn, FedNova, FedProx, FedSeq
-from ekiden.methods.rounds.spfl.host import host_named
-from ekiden.methods.rounds.spfl.spfl import Chains
+from ekiden.methods.rounds.spfl import Chains, host_named
 from ekiden.training.network import Network
 from tests.methods.rounds import Toy, play, quadratic, toy_q, values
 from tests.methods.test_fedavg import SETTINGS, same

@@ -14,7 +14,7 @@ from ekiden.base.modular import fixed, real
 from ekiden.conformance.small_runs import Tiny
 from ekiden.engine.method import Size
 from ekiden.methods import SCAFFOLD, FedAvg, FedDC, FedDisco, FedDyn, FedNova, FedProx
-from ekiden.methods.blocks.secure import ModelSums
+from ekiden.methods.blocks.rounds import ModelSums
 from ekiden.methods.rounds import feddisco
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights, mean

@@ -12,7 +12,7 @@ from ekiden.conformance.small_runs import Tiny
 from ekiden.engine import wire
 from ekiden.engine.federation import Fed
 from ekiden.methods import SPFL, FedAvg, FedSeq
-from ekiden.methods.rounds.spfl.spfl import Chains, Order
+from ekiden.methods.rounds.spfl import Chains, Order
 from tests.methods.rounds import Table, play, quadratic, toy_q, values, weights
 from tests.methods.test_fedavg import SETTINGS, same
 

@@ -16,8 +16,8 @@ from ekiden.engine.method import Size, State
 from ekiden.engine.worker import Client
 from ekiden.methods import UAPDFL, DFedAvgM, FedPer
 from ekiden.methods.gossip.ua_pdfl import Branches, Choice, Divergence, Heard, HeldNear, Units, auxiliary, divergence
+from ekiden.training.fit import TaskLoss
 from ekiden.training.network import Network
-from ekiden.training.objective import TaskLoss
 from ekiden.training.weights import Weights
 from tests.methods.toys import Silo, Table, rounds, weights
 

@@ -14,9 +14,8 @@ from ekiden.engine.federation import Fed
 from ekiden.engine.method import Method, State
 from ekiden.training import fit as fitting
 from ekiden.training.feed import Feed
-from ekiden.training.fit import Bench
+from ekiden.training.fit import Bench, Forward, Objective, Penalty, TaskLoss
 from ekiden.training.network import Network
-from ekiden.training.objective import Forward, Objective, Penalty, TaskLoss
 from ekiden.training.weights import Part, Weights
 
 

@@ -18,8 +18,7 @@ from ekiden.data import ClientData, Dataset, FederatedData, Iid, Samples, Subset
 from ekiden.data.tasks import MultiLabel, Regression, Task
 from ekiden.engine.folder import read_lines
 from ekiden.methods import FedAvg, FedSeq, Local
-from ekiden.serving.predictions import predict
-from ekiden.serving.reading import SampleReader
+from ekiden.serving.predictions import SampleReader, predict
 
 Command = Callable[..., tuple[int, str]]
 

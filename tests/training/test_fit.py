@@ -16,9 +16,8 @@ from ekiden.data import Dataset, Samples, Subset, from_tensors
 from ekiden.data.augment import Augment
 from ekiden.training import fit as fitting
 from ekiden.training.feed import Feed
-from ekiden.training.fit import SGD, Bench, Diverged, fit
+from ekiden.training.fit import SGD, Bench, Diverged, Forward, Objective, Work, fit
 from ekiden.training.network import Network
-from ekiden.training.objective import Forward, Objective, Work
 from ekiden.training.weights import Weights
 
 SEED = 11

@@ -17,15 +17,24 @@ from ekiden.methods import FedAvg, FedGram, FedSeq, with_lap
 from ekiden.methods.exact.blocks import gaussian_heads as heads
 from ekiden.recipe import Recipe
 from ekiden.runs.summary import privacy
-from ekiden.training.private import Noise, epsilon_of
-from ekiden.training.private_sums import Draw, Release, bound, centred_clipped, check_clients, planned, width_for
+from ekiden.training.private import (
+    Draw,
+    Noise,
+    Release,
+    bound,
+    centred_clipped,
+    check_honest,
+    epsilon_of,
+    planned_sums,
+    width_for,
+)
 
 KEY = bytes(range(32))
 PROMISE = DP(1.0, 1e-3, clip=0.5)
 
 
 def release(dp: DP = PROMISE, key: bytes = KEY) -> Release:
-    return Release(dp, planned(dp, 100, "a"), Noise(key))
+    return Release(dp, planned_sums(dp, 100, "a"), Noise(key))
 
 
 def features(seed: int = 0, rows: int = 60, width: int = 12) -> tuple[Tensor, Tensor]:
@@ -166,9 +175,9 @@ def test_what_would_show_more_than_one_noisy_sum_is_refused(method: Any, dp: str
 
 
 def test_noise_is_not_shared_by_more_silos_than_there_are() -> None:
-    check_clients(DP(1.0, honest=3), "abc")
+    check_honest(DP(1.0, honest=3), "abc")
     with pytest.raises(UserError, match="honest=4 needs so many silos, and there are 3"):
-        check_clients(DP(1.0, honest=4), "abc")
+        check_honest(DP(1.0, honest=4), "abc")
 
 
 def test_too_little_room_for_the_noise_is_refused() -> None:

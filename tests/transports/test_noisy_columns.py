@@ -15,8 +15,7 @@ from ekiden.cli.silos import sums as write_sums
 from ekiden.data import schema as schemas
 from ekiden.data.agreement import agree_on
 from ekiden.data.kinds import Table
-from ekiden.training.private import DP
-from ekiden.training.private_sums import planned
+from ekiden.training.private import DP, planned_sums
 from ekiden.transports.flower.silo import noisy_columns
 from ekiden.transports.flower.silo.budget import FILE
 from ekiden.transports.flower.silo.silo_file import SiloFile, read
@@ -95,7 +94,7 @@ def test_noise_hides_the_patient_that_the_difference_of_two_sums_shows(
     keys = iter(range(100))
     monkeypatch.setattr("secrets.token_bytes", lambda n: next(keys).to_bytes(n))
     rows = patients(400)
-    spread = planned(DP3, 401, "a").noise * math.sqrt(8)
+    spread = planned_sums(DP3, 401, "a").noise * math.sqrt(8)
     found = [noisy_columns.sums(silo(tmp_path, rows), DP3) for _ in range(20)]
     men = np.array([one.categories["sex"]["m"] for one in found])
     assert 0.5 * spread < men.std() < 1.7 * spread

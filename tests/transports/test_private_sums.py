@@ -17,8 +17,7 @@ from ekiden.engine.worker import SeededNoise
 from ekiden.methods import FedGram
 from ekiden.methods.exact.fedgram import Handoff
 from ekiden.models.whole_features import RandomReLU
-from ekiden.training.private import DP, Noise
-from ekiden.training.private_sums import Draw, Release, bound, centred_clipped, planned
+from ekiden.training.private import DP, Draw, Noise, Release, bound, centred_clipped, planned_sums
 from ekiden.transports.flower.coordinator.courier import Lost
 from ekiden.transports.flower.silo.budget import FILE
 from ekiden.transports.flower.silo.silo import Silo
@@ -172,7 +171,7 @@ def test_noise_that_many_runs_average_away_is_refused_without_a_bound(tmp_path: 
     x = client.train.x[:1].float() / 255 * 2 - 1
     square = bound(dp, 128)
     exact = centred_clipped(features(x), square)[0]
-    sigma = Release(dp, planned(dp, 100, "it"), Noise(bytes(32))).deviations(128)[1]
+    sigma = Release(dp, planned_sums(dp, 100, "it"), Noise(bytes(32))).deviations(128)[1]
     drawn = [Draw(Noise(bytes([run]) * 32)).gaussian(sigma, 128) for run in range(100)]
     seen = exact + torch.stack(drawn).double().mean(0)
     assert float(torch.corrcoef(torch.stack([exact[:64], seen[:64]]))[0, 1]) > 0.8

@@ -18,7 +18,7 @@ from ekiden.engine.federation import Fed
 from ekiden.engine.method import Method, State, on_client
 from ekiden.engine.worker import Client, Job, Outcome, Setup
 from ekiden.methods import FedAvg
-from ekiden.training.objective import Work
+from ekiden.training.fit import Work
 from ekiden.transports.local import Processes, _Workers
 
 

@@ -23,7 +23,7 @@ from ekiden.engine.method import Method
 from ekiden.methods import SCAFFOLD, FedAvg, FedELMY, FedGram, FedSeq
 from ekiden.transports import Interrupted, OnRay
 from ekiden.transports import ray as module
-from ekiden.transports.base import Start
+from ekiden.transports.local import Start
 
 FAST: dict[str, Any] = {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1)}
 METHODS: tuple[Method, ...] = (

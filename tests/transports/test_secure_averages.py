@@ -13,8 +13,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.modular import Masked
 from ekiden.engine.worker import Client
 from ekiden.methods import SCAFFOLD, FedAvg, FedDC, FedDisco, FedDyn, FedNova, FedProx
-from ekiden.methods.blocks.rounds import Reply
-from ekiden.methods.blocks.secure import ModelSums
+from ekiden.methods.blocks.rounds import ModelSums, Reply
 from ekiden.runs import summary
 from ekiden.training.weights import Weights
 from ekiden.transports.flower.coordinator.courier import Lost

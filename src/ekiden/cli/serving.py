@@ -23,7 +23,7 @@ from ekiden.serving import audit as audits
 from ekiden.serving import card as cards
 from ekiden.serving import exporting, predictions
 from ekiden.serving.loading import load_model, open_run
-from ekiden.serving.reading import column_in
+from ekiden.serving.predictions import column_in
 from ekiden.tables.sweep import expand
 
 _METRICS = ("parquet", "csv", "tensorboard")

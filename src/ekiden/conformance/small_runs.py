@@ -26,8 +26,7 @@ from ekiden.engine.wire import Ref
 from ekiden.engine.worker import Job, Outcome, Worker
 from ekiden.results.result import Result
 from ekiden.training import fit as fitting
-from ekiden.training.fit import Bench
-from ekiden.training.objective import Work
+from ekiden.training.fit import Bench, Work
 from ekiden.training.weights import Weights
 from ekiden.transports.local import Simulation
 

@@ -20,7 +20,7 @@ from ekiden.engine.method import INITIAL, HasModel, Method, Model, State
 from ekiden.engine.transport import ClientMissing, Request, Transfer, Transport, live_refs, refs
 from ekiden.engine.wire import SERVER, Ref
 from ekiden.engine.worker import Setup
-from ekiden.training.objective import Work
+from ekiden.training.fit import Work
 from ekiden.training.weights import Weights
 
 log = logging.getLogger("ekiden")

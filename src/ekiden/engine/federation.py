@@ -20,8 +20,8 @@ from ekiden.data.tasks import Task
 from ekiden.engine import wire
 from ekiden.engine.transport import ClientMissing, Request, Transfer, Transport, opened, refs, resolve
 from ekiden.engine.wire import EVERYONE, SERVER, Ref
+from ekiden.training.fit import Work
 from ekiden.training.network import Network
-from ekiden.training.objective import Work
 from ekiden.training.weights import Layout, Weights
 
 K = TypeVar("K")

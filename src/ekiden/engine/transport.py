@@ -18,7 +18,7 @@ from ekiden.base.errors import UserError
 from ekiden.base.modular import Masked, Packed, Shared, bits_of, digest, narrowed, wide
 from ekiden.engine import wire
 from ekiden.engine.wire import EVERYONE, Ref
-from ekiden.training.objective import Work
+from ekiden.training.fit import Work
 from ekiden.training.weights import Weights
 
 

@@ -17,13 +17,11 @@ from ekiden.data.tasks import Scores, Task
 from ekiden.engine import wire
 from ekiden.engine.method import Method, Size, task_of
 from ekiden.training import fit as fitting
-from ekiden.training import frozen, private_sums
+from ekiden.training import frozen
 from ekiden.training.feed import Feed
-from ekiden.training.fit import Bench, Journal
+from ekiden.training.fit import Bench, Journal, Loss, Objective, Penalty, TaskLoss, Work
 from ekiden.training.network import Network, fresh
-from ekiden.training.objective import Loss, Objective, Penalty, TaskLoss, Work
-from ekiden.training.private import DP, Keeper, Mechanism, Noise, Spent, planned
-from ekiden.training.private_sums import Release
+from ekiden.training.private import DP, Keeper, Mechanism, Noise, Release, Spent, planned, planned_sums
 from ekiden.training.weights import Layout, Part, Weights
 
 A = TypeVar("A", bound=wire.Addable)
@@ -56,7 +54,7 @@ class Setup:
         """Return what a client with so many training samples tells in the whole run; None without a promise."""
         fits = self.method.fits()
         if self.dp is not None and self.method.traits.releases:
-            return private_sums.planned(self.dp, samples, client)
+            return planned_sums(self.dp, samples, client)
         if self.dp is None or fits is None:
             return None
         return planned(self.dp, fits, self.training, samples, client)

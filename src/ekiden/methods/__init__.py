@@ -56,7 +56,7 @@ from ekiden.methods.rounds.fednova import FedNova
 from ekiden.methods.rounds.fedprox import FedProx
 from ekiden.methods.rounds.moon import MOON
 from ekiden.methods.rounds.scaffold import SCAFFOLD
-from ekiden.methods.rounds.spfl.spfl import SPFL
+from ekiden.methods.rounds.spfl import SPFL
 from ekiden.methods.statistics.glm import GLM
 from ekiden.methods.yardsticks.centralized import Centralized
 from ekiden.methods.yardsticks.local import Local

@@ -31,8 +31,7 @@ from ekiden.models.pretrained import Decoder, Encoder
 from ekiden.results.result import LoadedModel, ModelSource
 from ekiden.serving.card import card, usage
 from ekiden.serving.loading import load_model, open_run
-from ekiden.serving.predictions import check_free
-from ekiden.serving.reading import samples_of
+from ekiden.serving.predictions import check_free, samples_of
 from ekiden.training.frozen import fixed
 
 _DOMAIN, _VERSION = "ai.onnx.ml", 3

@@ -6,8 +6,8 @@ from ekiden.engine.store import Store
 from ekiden.engine.transport import ClientMissing, Interrupted, Request, Transport, resolve
 from ekiden.engine.wire import Ref
 from ekiden.engine.worker import Job, Outcome, Worker
-from ekiden.training.objective import Work
-from ekiden.transports.base import MakesTransport, Start
+from ekiden.training.fit import Work
+from ekiden.transports.local import MakesTransport, Start
 from ekiden.transports.ray import OnRay
 
 __all__ = [

@@ -20,10 +20,9 @@ from ekiden.engine.store import Store
 from ekiden.engine.transport import Interrupted, Request, Transport, live_refs, refs
 from ekiden.engine.wire import EVERYONE, Ref
 from ekiden.engine.worker import Job, Worker
-from ekiden.training.objective import Work
+from ekiden.training.fit import Work
 from ekiden.training.weights import Weights
-from ekiden.transports.base import Start
-from ekiden.transports.local import by_owner, journal_of
+from ekiden.transports.local import Start, by_owner, journal_of
 
 ray = Lazy("ray")
 Keys = Mapping[str, set[str]]  # keys of values, by the client that holds them

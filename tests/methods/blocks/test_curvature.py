@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ekiden import UserError
 from ekiden.methods.one_shot.blocks.curvature import Labels, diagonal, half, kronecker, length, moments, refuse, whole
+from ekiden.training.fit import Work
 from ekiden.training.network import Network
-from ekiden.training.objective import Work
 
 CLASSES = 3
 

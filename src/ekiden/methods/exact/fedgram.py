@@ -35,8 +35,7 @@ from ekiden.methods.exact.blocks.fixed_features import (
 )
 from ekiden.models.patches import PatchSums
 from ekiden.models.whole_features import PatchFeatures, WholeFeatures
-from ekiden.training.private import DP
-from ekiden.training.private_sums import width_for
+from ekiden.training.private import DP, width_for
 
 
 class Handoff(NamedTuple):
@@ -96,7 +95,7 @@ class FedGram(FixedFeatures):
     sums. λ is chosen by generalised cross-validation on the totals, and a temperature turns the scores into
     probabilities. bayes has one variance for each feature, where GH-OFL has one for each class and feature; cgs
     is shrunk as lda. With `--dp`, features are centred and clipped, sums have noise, and λ follows from the noise; see
-    `ekiden.training.private_sums`. Personal heads, which the papers do not have, are ridge regression towards the head
+    `ekiden.training.private`. Personal heads, which the papers do not have, are ridge regression towards the head
     of all.
     """
 

@@ -25,7 +25,7 @@ from ekiden.authoring import (
 )
 from ekiden.base.modular import fixed, real
 from ekiden.methods.blocks import rounds as shared
-from ekiden.methods.blocks.secure import ModelSums, SecureMethod, secure_size
+from ekiden.methods.blocks.rounds import ModelSums, SecureMethod, secure_size
 
 Measure = Literal["kl", "l1", "l2", "cosine"]
 

@@ -22,7 +22,7 @@ from ekiden.authoring import (
     on_client,
 )
 from ekiden.methods.blocks import rounds as shared
-from ekiden.methods.blocks.secure import ModelSums, SecureMethod, secure_size
+from ekiden.methods.blocks.rounds import ModelSums, SecureMethod, secure_size
 
 
 @dataclass(frozen=True)

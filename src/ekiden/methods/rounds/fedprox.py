@@ -18,7 +18,7 @@ from ekiden.authoring import (
 )
 from ekiden.methods.blocks import rounds as shared
 from ekiden.methods.blocks.combining import Rule
-from ekiden.methods.blocks.secure import ModelSums, SecureMethod, refuse_single, secure_size
+from ekiden.methods.blocks.rounds import ModelSums, SecureMethod, refuse_single, secure_size
 
 
 @dataclass(frozen=True)

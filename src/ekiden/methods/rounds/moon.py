@@ -25,7 +25,7 @@ from ekiden.authoring import (
 from ekiden.methods.blocks import rounds as shared
 from ekiden.methods.blocks.combining import Rule
 from ekiden.models.split import Split, as_split
-from ekiden.training.objective import FunctionLoss
+from ekiden.training.fit import FunctionLoss
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ekiden.authoring import Client, Count, Fed, Fraction, Positive, RunningMean, Size, State, Weights, on_client
 from ekiden.methods.blocks import rounds as shared
-from ekiden.methods.blocks.secure import ModelSums, SecureMethod, secure_size, trainable
+from ekiden.methods.blocks.rounds import ModelSums, SecureMethod, secure_size, trainable
 
 
 class ControlledReply(NamedTuple):

@@ -14,8 +14,8 @@ from ekiden.engine.method import INITIAL, State, payload_types
 from ekiden.engine.transport import ClientMissing, Request, Transport, live_refs, refs
 from ekiden.engine.wire import EVERYONE, SERVER, Encoded, Ref
 from ekiden.engine.worker import Setup
+from ekiden.training.fit import Work
 from ekiden.training.network import Network
-from ekiden.training.objective import Work
 from ekiden.training.weights import Weights
 from ekiden.transports.flower.coordinator.courier import Courier, Message
 from ekiden.transports.flower.silo.shelf import is_place

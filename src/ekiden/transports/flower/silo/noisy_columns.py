@@ -3,7 +3,7 @@
 A row adds (1, u, u²) to the sums of each column of numbers, where u in [-1, 1] is its value between the schema's
 bounds, or 1 to the count of missing values; and 1 to the count of one category of each other column. So it moves all
 sums together by a vector no longer than √(3·numbers + others), and one discrete Gaussian
-(`ekiden.training.private_sums`) hides that.
+(`ekiden.training.private`) hides that.
 """
 
 import json
@@ -21,8 +21,7 @@ from ekiden.data.moments import ColumnMoments, ColumnSums, target
 from ekiden.data.samples import ClientData, Dataset
 from ekiden.data.schema import Schema
 from ekiden.data.tasks import Classification, ScaledTask
-from ekiden.training.private import DP, Noise
-from ekiden.training.private_sums import Draw, planned
+from ekiden.training.private import DP, Draw, Noise, planned_sums
 from ekiden.transports.flower.silo import budget
 from ekiden.transports.flower.silo.silo_file import SiloFile
 
@@ -45,7 +44,7 @@ def sums(file: SiloFile, dp: DP) -> ColumnSums:
     if not file.schema:
         raise UserError(f"{file.path}: noise needs the bounds of all columns: name the study's schema by data.schema")
     numbers, names = _columns(dataset, client, schemas.parsed(json.loads(file.schema)))
-    spent = planned(dp, len(client.train), file.name)
+    spent = planned_sums(dp, len(client.train), file.name)
     deviation = math.ceil(spent.noise * math.sqrt(3 * len(numbers) + len(names)) * _GRID)
     parts = [*(column.sums() for column in numbers.values()), *(column.sums() for column in names.values())]
     budget.spend(file, dp, spent)

@@ -21,7 +21,7 @@ from ekiden.engine.subgroups import divisions
 from ekiden.engine.wire import SERVER, Ref
 from ekiden.engine.worker import Setup
 from ekiden.methods import GLM, LAP, DeepAFL, FedCOF, Trees
-from ekiden.methods.blocks.secure import SecureMethod
+from ekiden.methods.blocks.rounds import SecureMethod
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_of
 from ekiden.training import frozen
 from ekiden.training.network import on_meta

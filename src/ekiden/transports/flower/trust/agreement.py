@@ -30,11 +30,10 @@ from ekiden.engine.subgroups import check_task, divisions
 from ekiden.engine.wire import EVERYONE, SERVER
 from ekiden.engine.worker import Setup
 from ekiden.methods import LAP, METHODS
-from ekiden.methods.blocks.secure import SecureMethod
+from ekiden.methods.blocks.rounds import SecureMethod
 from ekiden.models import training_part
 from ekiden.recipe import Recipe, recipe_of
-from ekiden.training import private_sums
-from ekiden.training.private import DP
+from ekiden.training.private import DP, check_honest
 from ekiden.transports.flower.trust import keys
 
 AGREEMENT = "agreement.json"  # file in the run folder that holds the terms
@@ -182,7 +181,7 @@ class Agreement:
         dp = DP.parse(self.recipe.dp)
         if dp is not None and dp.honest > 1 and not self.sealed:
             raise UserError("--dp honest needs masks, which only sealed runs have: leave out honest or --no-sealed")
-        private_sums.check_clients(dp, self.clients)
+        check_honest(dp, self.clients)
 
     def text(self) -> str:
         """Return the terms as JSON, the same text for the same terms."""

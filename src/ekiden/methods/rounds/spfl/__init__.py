@@ -1,1 +1,0 @@
-"""SPFL: GLAM, and the methods that it plugs into."""
