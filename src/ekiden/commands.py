@@ -5,14 +5,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal, overload
+from typing import Any, Literal, overload
 
-import torch
 from torch import Tensor
 
 from ekiden import models
 from ekiden.api import as_federation, with_metric
-from ekiden.base.checks import CountOrZero, Fraction, Positive, Range, checked, plain
+from ekiden.base.checks import CountOrZero, Fraction, Positive, checked, plain
 from ekiden.base.errors import UserError, counted, unknown
 from ekiden.base.files import is_held, path_of
 from ekiden.base.outside import require_extra
@@ -23,7 +22,6 @@ from ekiden.engine.drive import Row
 from ekiden.engine.folder import read_config, read_lines
 from ekiden.engine.setup import check_same_data, core_count
 from ekiden.methods import METHODS
-from ekiden.methods.gossip.blocks import topology as graphs
 from ekiden.recipe import recipe_of
 from ekiden.results.clock import Devices, devices_of
 from ekiden.results.recalibration import Recalibration, keep_subgroups, model_in
@@ -246,40 +244,6 @@ def available() -> dict[str, Any]:
     }
 
 
-@checked()
-def topology(name: str = "ring", clients: Annotated[int, Range(least=2, most=1000)] = 10) -> dict[str, Any]:
-    """Return what `ekiden topology` prints about a graph of clients.
-
-    Args:
-        name: complete, ring, torus, star, exponential, erdos_renyi:P[:SEED], peers:K, matching or one_peer.
-        clients: N, number of clients.
-
-    Returns:
-        `neighbours` of each client, `sent` models in a round, `symmetric`, `columns_sum_to_1`, `connected`, `drawn`
-        (whether each round has another graph), `spectral_gap`, `left` (what a round leaves of the distance between
-        clients) and the mixing `matrix`, (N, N).
-
-    Raises:
-        UserError: there is no such graph of so many clients.
-    """
-    graphs.check(name, clients)
-    matrix = graphs.mixing(name, clients, generator=torch.Generator().manual_seed(0))
-    drawn, linked = graphs.is_drawn(name), (matrix > 0) | (matrix > 0).T
-    degree = (matrix > 0).sum(1) - (matrix.diagonal() > 0).long()
-    left = graphs.contraction(name, clients, 100 if drawn else 1)
-    return {
-        "neighbours": degree.tolist(),
-        "sent": int(degree.sum()),
-        "drawn": drawn,
-        "symmetric": torch.allclose(matrix, matrix.T),
-        "columns_sum_to_1": torch.allclose(matrix.sum(0), torch.ones(clients, dtype=matrix.dtype)),
-        "connected": len(graphs.components(linked)) == 1,
-        "spectral_gap": 1 - left if drawn else graphs.spectral_gap(matrix),
-        "left": left,
-        "matrix": matrix.tolist(),
-    }
-
-
 @overload
 def predict(
     run: Folder | LoadedModel,
@@ -389,7 +353,7 @@ def export(
         to: of the model onnx (a file with class names in its metadata), pt2 (a program of `torch.export`, which
             replaces TorchScript) or hf (a folder with config.json, model.safetensors, model.pt2 and a model card; and
             where the network's body is one of transformers, that body in backbone/, for `AutoModel.from_pretrained`).
-            Of metrics parquet, csv or tensorboard. By default what the suffix of `out` says.
+            Of metrics parquet or csv. By default what the suffix of `out` says.
         client: name of a client whose personal model is written.
         network: as in `ekiden.load_model`.
         overwrite: whether a model that is there is replaced.
@@ -406,10 +370,8 @@ def export(
         exporting.export(paths[0], form, place, client=client, network=network, overwrite=overwrite)
     elif form in ("parquet", "csv"):
         summary.write([summary.summarise(folder) for folder in expand(paths)], place)
-    elif form == "tensorboard":
-        summary.tensorboard([summary.summarise(folder) for folder in expand(paths)], place)
     else:
-        raise unknown("format", form, (*exporting.FORMATS, "parquet", "csv", "tensorboard"))
+        raise unknown("format", form, (*exporting.FORMATS, "parquet", "csv"))
     return place
 
 

@@ -4,10 +4,8 @@ import io
 import json
 import re
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pyarrow.csv
 import pyarrow.parquet
@@ -151,7 +149,7 @@ def test_the_page_holds_what_the_runs_hold(done: sweep.Sweep) -> None:
     )
     compared = Comparison(mean, std, 2, Published(10.0, 1.0))
     assert compared.t is not None
-    says = (f"{compared.t:+.2f} ({compared.limit:.2f})", compared.verdict, compared.former)
+    says = (f"{compared.t:+.2f} ({compared.limit:.2f})", compared.verdict)
     values = (f"{mean:.2f} ± {std:.2f}", "0, 1", sent, passes, "10.00 ± 1.00", f"{mean - 10:+.2f}", *says)
     assert f"| FedSeq | digits | {' | '.join(values)} |" in page
     local = next(100 * run.last["client_mean"] for run in runs if run.config["recipe"]["method"] == "local")
@@ -169,15 +167,13 @@ def test_the_page_holds_what_the_runs_hold(done: sweep.Sweep) -> None:
 
 def test_the_table_in_the_terminal(done: sweep.Sweep) -> None:
     console = Console(record=True, width=200, file=io.StringIO())
-    console.print(verdicts.table(done.experiment, verdicts.collect(done)))
-    text = console.export_text()
-    assert "digits: % as mean ± std" in text
-    assert "(10.00 ± 1.00, +" in text
-    assert "not run" in text
     console.print(verdicts.listing(done.experiment, verdicts.collect(done)))
     seq = verdicts.collect(done)[0]
     wanted = ["FedSeq", "digits", verdicts.ours(seq), "2", "10.00 ± 1.00", f"{seq.difference:+.2f}"]
-    lines = [[part.strip() for part in line.split("│")[1:-1]] for line in console.export_text().splitlines()]
+    text = console.export_text()
+    assert "digits: % as mean ± std" in text
+    assert "not run" in text
+    lines = [[part.strip() for part in line.split("│")[1:-1]] for line in text.splitlines()]
     assert wanted in lines
 
 
@@ -216,58 +212,6 @@ def test_metrics_as_parquet_and_csv(done: sweep.Sweep, tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out.csv", "out.parquet"]
 
 
-def test_event_files_without_the_extra(done: sweep.Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(UserError, match=r"pip install 'ekiden\[tensorboard\]'"):
-        summary.tensorboard([summarise(done.runs()[0].folder)], tmp_path / "events")
-    assert not (tmp_path / "events").exists()
-
-
-def test_event_files(done: sweep.Sweep, tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="needs the extra ekiden[tensorboard]")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    run = summarise(done.runs()[0].folder)
-    summary.tensorboard([run], tmp_path / "events")
-    events = EventAccumulator(str(tmp_path / "events" / run.folder.name))
-    events.Reload()
-    found = [(e.step, e.value) for e in events.Scalars("accuracy")]
-    assert found == [(row["step"], pytest.approx(row["accuracy"])) for row in run.metrics]
-    with pytest.raises(UserError, match="is not empty"):
-        summary.tensorboard([run], tmp_path / "events")
-
-
-def test_event_files_of_runs_that_are_named_alike(
-    done: sweep.Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The writer only makes its folder, because tensorboard is an extra."""
-
-    class Writer:
-        def __init__(self, folder: str) -> None:
-            Path(folder).mkdir(parents=True)
-
-        def __enter__(self) -> "Writer":
-            return self
-
-        def __exit__(self, *args: object) -> None: ...
-
-        def add_text(self, *args: object) -> None: ...
-
-        def add_scalar(self, *args: object) -> None: ...
-
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
-    shutil.copytree(done.folder, tmp_path / "small")
-    first, second, _, _ = done.runs()
-    runs = [summarise(first.folder), summarise(tmp_path / "small" / first.folder.name), summarise(second.folder)]
-    summary.tensorboard(runs, tmp_path / "events")
-    found = {str(p.relative_to(tmp_path / "events")) for p in (tmp_path / "events").rglob("*--seed*")}
-    name = first.folder.name
-    assert found == {f"{done.folder.name}/{name}", f"small/{name}", second.folder.name}
-    with pytest.raises(UserError, match="two of these runs would be written to"):
-        summary.tensorboard([runs[0], runs[0]], tmp_path / "more")
-    assert not (tmp_path / "more").exists()
-
-
 def test_the_page_escapes_what_files_say(tmp_path: Path) -> None:
     table = TABLE.replace('label = "FedSeq"', 'label = "A | B"') + '[[row]]\nlabel = "C"\nmethod = "fedavg"\n'
     table = table.replace('title = "digits"', 'title = "digits"\nnote = "# no heading"\npaired = ["A | B"]')
@@ -277,7 +221,7 @@ def test_the_page_escapes_what_files_say(tmp_path: Path) -> None:
     assert "    ekiden sweep 'my tables/table.toml'\n" in ledger.section(made)
     row = ledger.table([ledger._line(costing(result(found.cells[0], 9.0)), made)])[2]
     assert row.startswith(r"| A \| B | digits | 9.00 |")
-    assert len(re.findall(r"(?<!\\)\|", row)) == 12
+    assert len(re.findall(r"(?<!\\)\|", row)) == 11
 
 
 def test_a_damaged_mark_and_a_foreign_folder(tmp_path: Path) -> None:
@@ -358,3 +302,53 @@ def test_a_result_of_an_earlier_step_does_not_outlive_the_next(tmp_path: Path, m
     plan.run(folder, data)
     assert summarise(folder).finished
     assert (folder / "model.safetensors").read_bytes() != early
+
+
+OLD = """# Results
+
+Made by `ekiden results`; do not edit. Of an earlier version.
+
+- `gone`: 3 training and 2 test images, BMP of 2 x 2 pixels;
+  of somebody. 1 of the 2 test images equals a training image.
+
+## other
+
+    ekiden sweep experiments/other.toml
+
+| row | column | ours |
+|---|---|---|
+| A | digits | 52.00 |
+"""
+
+
+def test_sections_of_other_sweeps_and_what_is_said_of_data_that_are_gone_stay(
+    done: sweep.Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("EKIDEN_DATA", raising=False)
+    page = ledger.page([done], OLD)
+    assert OLD[OLD.index("## other") :] in page
+    assert OLD[OLD.index("- `gone`") : OLD.index("## other")] in page
+    assert page == ledger.page([], page)
+
+
+@pytest.mark.parametrize("label", ["votes", "votes (N models)"])
+def test_a_method_with_many_models_is_marked_once(label: str) -> None:
+    table = experiment.parsed(TABLE + f'[[row]]\nlabel = "{label}"\nmethod = "fedov"\n', "table", "paper", "table.toml")
+    assert verdicts.names(table.cells[-2], table) == ("votes (N models)", "digits")
+
+
+def test_how_many_runs_were_printed() -> None:
+    for number, said in ((1, "1 run."), (5, "5 runs.")):
+        table = experiment.parsed(f"printed_seeds = {number}\n{TABLE}", "table", "paper", "table.toml")
+        assert ledger.runs_line(table) == [f"Printed values are means of {said}", ""]
+
+
+@pytest.mark.slow
+def test_the_command_makes_the_committed_page_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parents[2]
+    monkeypatch.chdir(root)
+    monkeypatch.delenv("EKIDEN_DATA", raising=False)  # the page keeps its text about the data
+    page = (root / "docs" / "results.md").read_text(encoding="utf-8")
+    records = sorted((root / "experiments" / "records").glob("*.jsonl"))
+    sweeps = [sweep.opened(file.relative_to(root)) for file in records]
+    assert ledger.page(sweeps, page) == page, "ekiden results experiments/records/*.jsonl --write docs/results.md"

@@ -24,7 +24,6 @@ COMMANDS = {
     "audit": "cli.serving:audit",
     "data": "cli.runs:data",
     "list": "cli.listing:list_all",
-    "topology": "cli.listing:show_topology",
     "sweep": "cli.sweeps:run_sweep",
     "results": "cli.sweeps:list_results",
     "forget": "cli.runs:forget",
@@ -65,7 +64,7 @@ look
   evaluate RUN      figures with intervals, by client and group; also at silos
   compare RUN...    runs side by side
   report RUN...     one page of tables and figures, from runs and sweeps
-  export RUN... -o  metrics as Parquet, CSV or TensorBoard files
+  export RUN... -o  metrics as Parquet or CSV
 use the result
   predict RUN F...  predictions for images, tables, texts
   export RUN --to F the model as onnx, pt2 (torch.export) or hf, checked
@@ -77,7 +76,6 @@ leave or join, exactly: runs of fedgram
 data, networks, methods
   list              all of them
   data NAME         who holds what, as a table and a picture
-  topology NAME     a graph of clients: its mixing matrix and spectral gap
 your own
   new method NAME   write a method to begin with, its test and its page
   check METHOD      whether FILE.py:CLASS keeps the contract of all methods

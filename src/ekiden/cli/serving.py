@@ -17,7 +17,7 @@ from ekiden.cli.console import console, no_run, print_json, say, table_of
 from ekiden.engine.folder import read_config
 from ekiden.results.regressions import Baseline
 from ekiden.results.result import ModelSource, not_finished
-from ekiden.runs.summary import summarise, tensorboard, thresholds_in
+from ekiden.runs.summary import summarise, thresholds_in
 from ekiden.runs.summary import write as write_table
 from ekiden.serving import audit as audits
 from ekiden.serving import card as cards
@@ -26,7 +26,7 @@ from ekiden.serving.loading import load_model, open_run
 from ekiden.serving.predictions import column_in
 from ekiden.tables.sweep import expand
 
-_METRICS = ("parquet", "csv", "tensorboard")
+_METRICS = ("parquet", "csv")
 _Out = Annotated[str, tyro.conf.arg(aliases=["-o"])]
 
 
@@ -69,8 +69,8 @@ class ExportOptions:
     """the run folder; for metrics run folders and sweep folders"""
     to: str = ""
     """the model: onnx (needs the extra ekiden[onnx]), pt2 (a program of torch.export; PyTorch has deprecated
-    TorchScript), hf (a folder: config.json, model.safetensors, model.pt2, README.md); the metrics: parquet, csv,
-    tensorboard (needs the extra ekiden[tensorboard]); by default what the name of the output says"""
+    TorchScript), hf (a folder: config.json, model.safetensors, model.pt2, README.md); the metrics: parquet, csv; by
+    default what the name of the output says"""
     out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
     """file or folder to write"""
     client: str = ""
@@ -175,9 +175,7 @@ def export(options: ExportOptions) -> None:
     if to not in (*(known := (*exporting.FORMATS, *_METRICS)), "torchscript") and to:
         raise unknown("format", to, known)
     if out is None or not to:
-        what = (
-            ("FOLDER" if to in ("hf", "tensorboard") else f"OUT.{to}") if to else "OUT.parquet, OUT.onnx, ..., or --to"
-        )
+        what = ("FOLDER" if to == "hf" else f"OUT.{to}") if to else "OUT.parquet, OUT.onnx, ..., or --to"
         raise UserError(f"say what to write: -o {what}")
     if to in _METRICS:
         return _export_metrics(options, out, to)
@@ -200,14 +198,11 @@ def export(options: ExportOptions) -> None:
 def _export_metrics(options: ExportOptions, out: Path, to: str) -> None:
     if options.client or options.network:
         raise UserError("--client and --network are for models: add --to onnx, pt2 or hf")
-    if to != "tensorboard" and out.suffix != f".{to}":
+    if out.suffix != f".{to}":
         raise UserError(f"{out} must end in .{to}")
     if not (folders := expand(options.paths)):
         raise no_run("export", options.paths)
     runs = [summarise(folder) for folder in folders]
-    if to == "tensorboard":
-        tensorboard(runs, out)
-        return say(f"{counted(len(runs), 'run')} written to {out}: tensorboard --logdir {out}")
     say(f"{counted(write_table(runs, out), 'row')} of {counted(len(runs), 'run')} written to {out}")
 
 

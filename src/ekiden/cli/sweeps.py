@@ -23,7 +23,7 @@ from ekiden.runs import launch, queue
 from ekiden.runs.launch import Board, RunEnd
 from ekiden.runs.summary import divergence
 from ekiden.tables import ledger, sweep, verdicts
-from ekiden.tables.experiment import PAPER, Cell, Experiment
+from ekiden.tables.experiment import PAPER, Cell
 from ekiden.tables.sweep import Sweep, SweepRun
 from ekiden.tables.verdicts import contrasts
 
@@ -104,7 +104,7 @@ def run_sweep(options: SweepOptions, tell: Callable[[Any], None]) -> None:
 def _show(swept: Sweep, cells: Sequence[Cell], outcomes: sweep.SweepOutcomes) -> int:
     """Print the results so far and everything that is missing; return how many finished runs do not count."""
     came = verdicts.collect(swept, cells)
-    console.print(_table(swept.experiment, came))
+    console.print(verdicts.listing(swept.experiment, came))
     for contrast in contrasts(swept.experiment, came):
         console.print(contrast.table)
     for cell in (c for c in cells if c.skip):
@@ -170,13 +170,6 @@ def _do(
             launch.execute(jobs, report, cores, apart=True)
             return
         queue.execute(jobs, options.file, options.budget, options.device, options.on, asked, report)
-
-
-def _table(found: Experiment, came: Sequence[verdicts.CellResult]) -> Table:
-    """Return a table as in the paper if the terminal is wide enough, otherwise a list."""
-    table = verdicts.table(found, came)
-    wide = console.measure(table, options=console.options.update(max_width=10_000)).maximum > console.width
-    return verdicts.listing(found, came) if wide else table
 
 
 def _listed(swept: Sweep, cells: Sequence[Cell]) -> Table:

@@ -1,4 +1,4 @@
-"""What run folders hold: as tables in the terminal, as one tidy table for pandas and Polars, and for TensorBoard."""
+"""What run folders hold: as tables in the terminal, and as one tidy table for pandas and Polars."""
 
 import contextlib
 import json
@@ -594,34 +594,6 @@ def write(runs: Sequence[Summary], file: Path) -> int:
             unfinished.unlink(missing_ok=True)
         raise UserError(f"cannot write {file} ({error.strerror or error}): choose another place") from None
     return int(made.num_rows)
-
-
-def tensorboard(runs: Sequence[Summary], folder: Path) -> None:
-    """Write the scalars of each run as event files, each run in its own folder."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  (an extra)
-    except ImportError:
-        raise UserError("event files need an extra: pip install 'ekiden[tensorboard]'") from None
-    names = [run.folder.name for run in runs]
-    places = [  # two sweeps may give runs of a cell the same name
-        folder / name if names.count(name) == 1 else folder / run.folder.resolve().parent.name / name
-        for run, name in zip(runs, names, strict=True)
-    ]
-    for place in places:
-        if places.count(place) > 1:
-            raise UserError(f"two of these runs would be written to {place}: write them to different folders")
-        if any(place.glob("*")):
-            raise UserError(f"{place} is not empty: give another folder")
-    for run, place in zip(runs, places, strict=True):
-        try:
-            with SummaryWriter(str(place)) as writer:
-                writer.add_text("run", label(run.config), 0)
-                for row in run.metrics:
-                    for name, value in flat(row, run.config["clients"]).items():
-                        if name != "step":
-                            writer.add_scalar(name, value, row["step"])
-        except OSError as error:
-            raise UserError(f"cannot write to {folder} ({error.strerror or error}): choose another place") from None
 
 
 def _identity(run: Summary) -> dict[str, Any]:

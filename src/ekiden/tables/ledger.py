@@ -1,9 +1,8 @@
-"""The ledger of reproduction: results of sweeps next to the printed values, a Markdown page that is read back."""
+"""The ledger of reproduction: results of sweeps next to the printed values, as a Markdown page."""
 
 import json
 import os
 import re
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -15,18 +14,16 @@ from textwrap import fill
 from PIL import Image
 from torch import Tensor
 
-from ekiden.base.errors import UserError
+from ekiden.base.errors import UserError, counted
 from ekiden.data import NAMED, Named, Reading, load
 from ekiden.data.copies import fingerprints
 from ekiden.data.holdings import hold
 from ekiden.data.kinds import Images
 from ekiden.data.undecoded import Raw
 from ekiden.runs.summary import duration, metric_of, size
-from ekiden.tables.experiment import PAPER, Cell, Experiment, Published, read
+from ekiden.tables.experiment import PAPER, Experiment
 from ekiden.tables.sweep import Sweep, failures
 from ekiden.tables.verdicts import (
-    CONSISTENT,
-    FORMER,
     CellResult,
     Comparison,
     Contrast,
@@ -40,15 +37,8 @@ from ekiden.tables.verdicts import (
 
 _TITLES = (
     *("row", "column", "ours", "seeds", "sent", "passes", "printed", "difference"),
-    *("t (limit)", "verdict", "by single runs"),
+    *("t (limit)", "verdict"),
 )
-_HEADER = f"| {' | '.join(_TITLES[:8])} |"  # in older pages the verdict follows
-_VALUE = re.compile(r"(\d+(?:\.\d+)?)(?: ± (\d+(?:\.\d+)?))?")
-_T = re.compile(r"([+-]\d+\.\d+) \((\d+\.\d+)\)")
-_ROUNDED = 0.005
-_CHANGED = "Other verdicts than by single runs: "
-_RUNS = re.compile(r"^Printed values are means of (\d+) runs?\.$", flags=re.MULTILINE)
-_FEW = "Printed values are means of {} run{}."
 _TITLE = "# Results\n\nMade by `ekiden results`; do not edit."
 _HEAD = f"""{_TITLE} Every number of ours is from finished runs: mean ± standard deviation over the
 seeds, in %. Printed values are from the papers.
@@ -57,10 +47,8 @@ seeds, in %. Printed values are from the papers.
   limit in brackets: if both had the same mean, |t| would be above it in 5 % of the cases. If a spread or a number of
   runs is not printed, we assume that it equals ours; this leaves one estimate and a wider limit.
 - **Consistent** means that |t| is at most the limit, "above" and "below" that it is larger. With three seeds the limit
-  is wide: "consistent" then says only that these runs show no difference. *By single runs* is the verdict of earlier
-  pages: "within 2 std" if the difference is at most 2√(s₁² + s₂²), with 0 for a spread that is not printed. If the
-  runs of a section are not available, it keeps its verdicts. Values at a smaller budget, or with other settings, are
-  not compared.
+  is wide: "consistent" then says only that these runs show no difference. Values at a smaller budget, or with other
+  settings, are not compared. A section whose runs are not available stays as it was written.
 - *Sent* are all bytes that left a client or the server. *Passes* are the samples that went forward through a network
   plus twice those that went backward, in millions. Both are for one run, a mean over the seeds. The time of
   computing counts only attempts that finished their steps.
@@ -85,18 +73,6 @@ class Line:
     difference: str = ""
     t: str = ""
     verdict: str = "not printed"
-    former: str = ""
-
-    @property
-    def compared(self) -> bool:
-        """Whether a spread is known. Only then is there a verdict by single runs."""
-        return self.former in (FORMER, "above", "below")
-
-    @property
-    def change(self) -> str:
-        """The verdict by single runs and the current one; empty if they agree, or if there is none."""
-        same = self.verdict == (CONSISTENT if self.former == FORMER else self.former)
-        return f"{self.former} → {self.verdict.split(':')[0]}" if self.compared and not same else ""
 
 
 def judgement(compared: Comparison, reason: str) -> dict[str, str]:
@@ -105,29 +81,19 @@ def judgement(compared: Comparison, reason: str) -> dict[str, str]:
     if reason:
         return beside | {"verdict": f"not comparable: {reason}"}
     t = "" if compared.t is None else f"{compared.t:+.2f} ({compared.limit:.2f})"
-    return beside | {"t": t, "verdict": compared.verdict, "former": compared.former}
+    return beside | {"t": t, "verdict": compared.verdict}
 
 
 def table(lines: Sequence[Line]) -> list[str]:
-    """Return the lines of a table, and below it which verdicts differ from those by single runs."""
-    changes: dict[str, list[str]] = {}
-    for line in lines:
-        if line.change:
-            changes.setdefault(line.change, []).append(f"{line.row} / {line.column}")
-    found = "; ".join(f"{change}: {', '.join(cells)}" for change, cells in changes.items())
+    """Return the lines of a table."""
     rows = [table_row([getattr(line, f.name) for f in fields(line)]) for line in lines]
-    below = ["", fill(f"{_CHANGED}{found}.", 118, break_on_hyphens=False)] if found else []
-    return [table_row(_TITLES), "|---" * len(_TITLES) + "|", *rows, *below]
+    return [table_row(_TITLES), "|---" * len(_TITLES) + "|", *rows]
 
 
 def runs_line(experiment: Experiment) -> list[str]:
     """Return the line that says how many runs the printed values are means of, if that is known."""
-    known = _printed_runs(experiment)
-    return [_FEW.format(known, "" if known == 1 else "s"), ""] if known else []
-
-
-def _printed_runs(experiment: Experiment) -> int | None:
-    return next((cell.published.runs for cell in experiment.cells if cell.published), None)
+    known = next((cell.published.runs for cell in experiment.cells if cell.published), None)
+    return [f"Printed values are means of {counted(known, 'run')}.", ""] if known else []
 
 
 def table_row(cells: Sequence[str]) -> str:
@@ -136,168 +102,28 @@ def table_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(escaped)} |"
 
 
-def lines_in(section: str) -> tuple[Line, ...]:
-    """Return the lines of the tables of results in a section of a page, or in a whole page."""
-    return tuple(line for table in _tables(section) for line in _lines(table))
-
-
-def cell_of(line: Line, experiment: Experiment) -> Cell | None:
-    """Return the cell of a line, or None if the table no longer has it."""
-    place = line.row, line.column
-    return next((c for c in experiment.cells if place in ((c.row, c.column), names(c, experiment))), None)
-
-
-def judged_again(section: str, experiment: Experiment | None = None) -> str:
-    """Return a section of an older page with its lines judged by today's rules.
-
-    Our values are the rounded ones of the section. Printed values come from the experiment file if there is one, since
-    they may have been corrected. Verdicts from unrounded values stay as long as the rounded ones allow them, so that
-    writing one section does not change another.
-
-    Args:
-        section: a section of a ledger of this version or an older one.
-        experiment: the current content of the experiment file, if the file exists.
-    """
-    found = _RUNS.search(section)
-    known = _printed_runs(experiment) if experiment else int(found[1]) if found else None
-    for old in _tables(section):
-        section = section.replace(old, "\n".join(table([_judged(n, known, experiment) for n in _lines(old)])))
-    if experiment:
-        section = _RUNS.sub("", section).replace(f"\n\n\n{_HEADER}", f"\n{_HEADER}")
-        section = section.replace(_HEADER, "\n".join([*runs_line(experiment), _HEADER]), 1)
-    return section
-
-
-def _judged(line: Line, runs: int | None, experiment: Experiment | None) -> Line:
-    """Return the line with today's verdict."""
-    now = cell_of(line, experiment) if experiment else None
-    place = names(now, experiment) if now and experiment else (line.row, line.column)
-    printed, ours = now.published if now else _value(line.printed, runs), _value(line.ours)
-    if printed is None or ours is None:
-        return Line(*place, line.ours, line.seeds, line.sent, line.passes)
-    _, _, reason = line.verdict.partition("not comparable: ")
-    if now and experiment:
-        reason = reason or obstacle(now, experiment)
-    compared = Comparison(ours.mean, ours.std, len(line.seeds.split(",")), printed)
-    says = judgement(compared, reason)
-    if not reason and len(sides := {one.verdict for one in _before_rounding(compared)}) > 1:
-        says["verdict"] = f"{' or '.join(sorted(sides))}: the rounded values do not tell"
-    if says["printed"] == line.printed:
-        says["difference"] = line.difference  # computed from values that were not rounded
-        if not reason and _may_be_exact(line, compared):
-            says |= {"t": line.t, "verdict": line.verdict, "former": line.former}
-    return Line(*place, line.ours, line.seeds, line.sent, line.passes, **says)
-
-
-def _may_be_exact(line: Line, rounded: Comparison) -> bool:
-    """Return whether values that round to these can have the line's t, limit and verdicts."""
-    extremes = _before_rounding(rounded)
-    ts, limits = [one.t for one in extremes if one.t is not None], [one.limit for one in extremes if one.limit]
-    said = _T.fullmatch(line.t)
-    if said is None or len(ts) < len(extremes):
-        return False
-    return (
-        _within(float(said[1]), ts)
-        and _within(float(said[2]), limits)
-        and line.verdict in {one.verdict for one in extremes}
-        and line.former in {one.former for one in extremes}
-    )
-
-
-def _within(value: float, bounds: Sequence[float]) -> bool:
-    """Return whether a value with two decimals can lie between the bounds before rounding."""
-    return min(bounds) - _ROUNDED <= value <= max(bounds) + _ROUNDED
-
-
-def _before_rounding(found: Comparison) -> list[Comparison]:
-    """Return the extremes of what may have been rounded to two digits."""
-    stds = (None,) if found.std is None else (max(found.std - _ROUNDED, 0.0), found.std + _ROUNDED)
-    return [replace(found, mean=found.mean + m, std=std) for m in (-_ROUNDED, _ROUNDED) for std in stds]
-
-
-def _value(text: str, runs: int | None = None) -> Published | None:
-    found = _VALUE.fullmatch(text)
-    return Published(float(found[1]), float(found[2]) if found[2] else None, runs) if found else None
-
-
-def _tables(section: str) -> list[str]:
-    """Return the tables of results in a section, each with the remarks on changed verdicts below it."""
-    changed = rf"(?:\n\n{re.escape(_CHANGED)}[^\n]+(?:\n[^\n]+)*)?"
-    return re.findall(rf"^{re.escape(_HEADER[:-1])}[^\n]*(?:\n\|[^\n]*)+{changed}", section, flags=re.MULTILINE)
-
-
-def _lines(table: str) -> list[Line]:
-    """Return the lines of one table."""
-    head, _, *rest = (_cells(text) for text in table.splitlines() if text.startswith("|"))
-    names = {title: f.name for title, f in zip(_TITLES, fields(Line), strict=True)}
-    return [Line(**{names[title]: cell for title, cell in zip(head, cells, strict=True)}) for cells in rest]
-
-
-def _cells(text: str) -> list[str]:
-    """Return the cells of a line of a Markdown table."""
-    return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", text)[1:-1]]
-
-
 def page(sweeps: Sequence[Sweep], old: str = "") -> str:
     """Return the ledger of these sweeps, in their order; several sweeps of one command make one section.
 
-    Sections of other sweeps in an older ledger keep the values of their runs and are judged again.
+    Sections of other sweeps in an older ledger stay as they are.
     """
     if old and not old.startswith(_TITLE):
         raise UserError("the file to write exists and is not a ledger: choose another one by --write")
     before, *parts = re.split(r"^## ", old, flags=re.MULTILINE)
     # The command that makes a section names the experiment file and the budget, and so the sweep.
-    kept = {_command(part): f"## {part.rstrip()}\n" for part in parts}
+    sections = {_command(part): f"## {part.rstrip()}\n" for part in parts}
     alike: dict[str, list[Sweep]] = {}
     for sweep in sweeps:
         alike.setdefault(sweep.command, []).append(sweep)
-    tables = {command: _experiment(command) for command in kept} | {c: s[0].experiment for c, s in alike.items()}
-    sections = {command: judged_again(text, tables[command]) for command, text in kept.items()}
     sections |= {command: section(*found) for command, found in alike.items()}
-    data = [name for command, text in sections.items() for name in _data(text, tables[command])]
-    return "\n".join([_HEAD, *_changes(sections.values()), *paragraph_on_copies(data, before), *sections.values()])
+    data = [cell.plan.data for sweep in sweeps for cell in sweep.experiment.cells if cell.plan]
+    return "\n".join([_HEAD, *paragraph_on_copies(data, before), *sections.values()])
 
 
 def _command(part: str) -> str:
     """Return the command in a section."""
     found = re.search(r"^    (ekiden sweep .*)$", part, flags=re.MULTILINE)
     return found[1] if found else part
-
-
-def _experiment(command: str) -> Experiment | None:
-    """Return the current content of a command's experiment file; None if it is gone or no longer fits the command."""
-    words = shlex.split(command) if command.startswith("ekiden sweep ") else []
-    path = Path(words[2]) if len(words) > 2 else None
-    if path is None or not path.is_file():
-        return None
-    try:
-        return read(path, words[words.index("--budget") + 1] if "--budget" in words else PAPER)
-    except UserError:
-        return None
-
-
-def _data(text: str, experiment: Experiment | None) -> list[str]:
-    """Return the names of the data sets behind a section."""
-    if experiment is None:
-        return []
-    found = (cell_of(line, experiment) for line in lines_in(text))
-    return [cell.plan.data for cell in found if cell and cell.plan]
-
-
-def _changes(sections: Iterable[str]) -> list[str]:
-    """Say how many verdicts differ from those by single runs, and how many would differ at two standard errors."""
-    lines = [line for text in sections for line in lines_in(text) if line.compared]
-    if not lines:
-        return []
-    changes = Counter(line.change for line in lines if line.change)
-    which = f" ({', '.join(f'{n} {change}' for change, n in changes.items())}), named below their tables"
-    far = sum(line.verdict == CONSISTENT and abs(float(line.t.split()[0])) > 2 for line in lines)
-    total = (
-        f"For {changes.total()} of {len(lines)} values Welch's test changes the verdict by single runs"
-        f"{which if changes else ''}. {far} consistent values are more than two standard errors from the printed "
-        "value; only a limit that ignores the small number of seeds would call them above or below."
-    )
-    return [fill(total, 118, break_on_hyphens=False), ""]
 
 
 def section(sweep: Sweep, *more: Sweep) -> str:
@@ -329,12 +155,12 @@ def section(sweep: Sweep, *more: Sweep) -> str:
     for result in done:
         if result.cell.note:
             notes.setdefault(result.cell.note, []).append(result.cell.label)
-    counted = {(result.cell.label, run.recipe["seed"]) for result in results for run in result.runs}
+    came = {(result.cell.label, run.recipe["seed"]) for result in results for run in result.runs}
     failed = [
         f"- {run.cell.label}, seed {run.seed} failed: {why}"
         for one in (sweep, *more)
         for run, why in failures(one)
-        if (run.cell.label, run.seed) not in counted
+        if (run.cell.label, run.seed) not in came
     ]
     left_out = [f"- {line}" for result in results for line in result.left_out]
     noted = [f"- {', '.join(labels)}: {note}" for note, labels in notes.items()]

@@ -18,8 +18,6 @@ from ekiden.tables.experiment import METRICS, Cell, Experiment, Published
 from ekiden.tables.sweep import Sweep
 
 LEVEL = 0.95  # two-sided
-CONSISTENT = "consistent"
-FORMER = "within 2 std"
 
 
 @dataclass(frozen=True)
@@ -69,16 +67,8 @@ class Comparison:
         """The verdict: `consistent` if spreads explain the difference, else `above` or `below`."""
         t, limit = self.t, self.limit
         if t is None or limit is None:
-            return f"no spread known: {self._why}"
-        return CONSISTENT if abs(t) <= limit else self._side
-
-    @property
-    def former(self) -> str:
-        """The verdict by single runs: is |difference| at most 2√(s₁² + s₂²)? Unknown spreads count as 0."""
-        spread = hypot(self.std or 0.0, self.printed.std or 0.0)
-        if not spread:
-            return "no spread known"
-        return FORMER if abs(self.difference) <= 2 * spread else self._side
+            return f"no spread known: {'one seed' if self.std is None else 'its seeds agree'}"
+        return "consistent" if abs(t) <= limit else "above" if self.difference > 0 else "below"
 
     @property
     def _errors(self) -> tuple[float, float] | None:
@@ -87,14 +77,6 @@ class Comparison:
             return None
         theirs = self.std if self.printed.std is None else self.printed.std
         return self.std / sqrt(self.runs), theirs / sqrt(self.printed.runs or self.runs)
-
-    @property
-    def _side(self) -> str:
-        return "above" if self.difference > 0 else "below"
-
-    @property
-    def _why(self) -> str:
-        return "one seed" if self.std is None else "its seeds agree"
 
 
 @dataclass(frozen=True)
@@ -206,25 +188,8 @@ def obstacle(cell: Cell, experiment: Experiment) -> str:
     return "; ".join(filter(None, (scaled, tuning, cell.differs, experiment.differs)))
 
 
-def table(experiment: Experiment, results: Sequence[CellResult]) -> Table:
-    """Show ours, theirs in brackets, and the difference. The best compared value is bold, the second underlined."""
-    by_place = {(r.cell.row, r.cell.column): r for r in results}
-    rows = [label for label in experiment.rows if any(r.cell.row == label for r in results)]
-    columns = [label for label in experiment.columns if any(r.cell.column == label for r in results)]
-    places = ranks(experiment, results)
-    known = [(r.cell, *names(r.cell, experiment)) for r in results if r.cell.plan]
-    row_names = {cell.row: name for cell, name, _ in known}
-    column_names = {cell.column: name for cell, _, name in known}
-    heads = [Column(Text(column_names.get(column, column)), justify="right") for column in columns]
-    made = Table("", *heads, title=Text(heading(experiment, results)), title_justify="left")
-    for row in rows:
-        found = [by_place.get((row, column)) for column in columns]
-        made.add_row(Text(row_names.get(row, row)), *(_text(r, places.get(r.cell.slug)) if r else "" for r in found))
-    return made
-
-
 def listing(experiment: Experiment, results: Sequence[CellResult]) -> Table:
-    """Show the same with a line for each cell, for tables that are too wide."""
+    """Show a line for each cell. The best compared value is bold, the second underlined."""
     places = ranks(experiment, results)
     numbers = (Column(name, justify="right") for name in ("ours", "seeds", "printed", "difference"))
     made = Table("row", "column", *numbers, title=Text(heading(experiment, results)), title_justify="left")
@@ -294,15 +259,6 @@ def as_printed(value: Published) -> str:
 def _digits(value: float) -> str:
     """Return a number with two digits after the point, or with those that were printed."""
     return f"{value:.2f}" if round(value, 2) == value else f"{value:g}"
-
-
-def _text(result: CellResult, place: int | None) -> Text:
-    value = _marked(ours(result), place) if result.runs else Text("not run")
-    printed = theirs(result.cell)
-    if printed == "-":
-        return value
-    difference = "" if result.difference is None else f", {result.difference:+.2f}"
-    return Text.assemble(value, "\n", (f"({printed}{difference})", "dim"))
 
 
 def _marked(value: str, place: int | None) -> Text:
