@@ -26,7 +26,7 @@ from ekiden.engine import wire
 from ekiden.engine.folder import read_config
 from ekiden.engine.method import INITIAL, Method, on_client
 from ekiden.engine.wire import Encoded
-from ekiden.methods import GLM, DeepAFL, FedGram, FedKrylov, FedRAN, FedSeq, Trees, between_machines, with_lap
+from ekiden.methods import GLM, DeepAFL, FedCOF, FedGram, FedKrylov, FedRAN, FedSeq, Trees, between_machines, with_lap
 from ekiden.methods.exact import closing
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_of
 from ekiden.methods.exact.closing import ClosingLap
@@ -460,7 +460,8 @@ def test_sums_of_too_many_features_are_refused(tmp_path: Path) -> None:
     files, public = with_keys(tmp_path, NAMES, trusting=False)
     counts = [mine(name)[1].train.class_counts(10) for name in NAMES]
     few = min(int(each[each >= 10].sum()) // 10 * 10 // 2 for each in counts)
-    for method in (FedGram(width=few + 1, **SAFE), FedKrylov(width=400, sums="whole", **SAFE)):
+    wide = [FedKrylov(width=400, sums="whole", **SAFE), FedCOF(width=few + 1, **SAFE)]
+    for method in (FedGram(width=few + 1, **SAFE), *wide):
         said = f"sums of {method.width} features show which samples client-. has: give width {few} or less"
         with pytest.raises(UserError, match=said):
             far(method, FakeNodes(files), tmp_path / method.title(), public)
@@ -470,9 +471,9 @@ def test_sums_of_too_many_features_are_refused(tmp_path: Path) -> None:
         assert re.search(said, unpack(smallest.answer(asked), Answer)[0].error)
         assert not list(tmp_path.glob("*-silo/summed/*")), "nothing was computed"
     far(FedGram(width=few, **SAFE), FakeNodes(files), tmp_path / "run", public)
-    wide = FedGram(features="network", **SAFE)  # how many features it has, nobody chooses
+    given = FedGram(features="network", **SAFE)  # how many features it has, nobody chooses
     with pytest.raises(UserError, match=r"which samples client-. has: leave client-. out, or run fedgram with dp"):
-        far(wide, FakeNodes(files), tmp_path / "network", public)
+        far(given, FakeNodes(files), tmp_path / "network", public)
 
 
 @pytest.mark.parametrize("method", [FedGram(**SAFE), FedKrylov(laps=2, sums="whole", **SAFE)])

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FLOWER = "transports/flower"
 CRAFTED = "tests/transports/test_crafted_features.py"
+RECORDS = "tests/transports/test_records_in_sums.py"
 PRIVATE = "tests/transports/test_private_sums.py"
 COLUMNS = "tests/transports/test_noisy_columns.py"
 LOG = "tests/transports/test_request_log.py"
@@ -156,9 +157,39 @@ DEFENCES = {
     ),
     "runs whose samples nearly agree are refused": (
         f"{FLOWER}/silo/participation.py",
-        "policy.check_differences(file, terms, client)",
+        "policy.check_differences(file, terms, own)",
         "pass",
         "tests/transports/test_told_sums.py::test_the_difference_of_two_runs_is_a_patient_and_is_refused",
+    ),
+    "rows in another coding are compared": (
+        f"{FLOWER}/silo/differences.py",
+        "if 0 < abs(len(now) - len(one)) < least",
+        "if 0 > abs(len(now) - len(one))",
+        "tests/transports/test_told_sums.py::test_another_scale_of_all_rows_hides_no_patient",
+    ),
+    "rows are compared in the silo's own coding": (
+        f"{FLOWER}/silo/participation.py",
+        "policy.check_differences(file, terms, own)",
+        "policy.check_differences(file, terms, client)",
+        "tests/transports/test_told_sums.py::test_another_order_of_classes_hides_no_patient",
+    ),
+    "rows of tables allow few features": (
+        f"{FLOWER}/silo/policy.py",
+        "if part.x.ndim == 2 else most)",
+        "if part.x.ndim == 7 else most)",
+        f"{RECORDS}::test_sums_of_a_table_are_all_its_rows_unless_there_are_few",
+    ),
+    "columns of a regression": (
+        f"{FLOWER}/silo/policy.py",
+        "if isinstance(method, GLM):\n        _check_columns",
+        "if False:\n        _check_columns",
+        f"{RECORDS}::test_a_regression_shows_no_record_that_differs_from_all_others",
+    ),
+    "lists of which a few are in one alone": (
+        f"{FLOWER}/trust/masking.py",
+        "both = len(shared) >= self.fewest",
+        "both = len(shared) < 0",
+        "tests/transports/test_masking.py::test_lists_that_show_one_silo_to_two_others_are_refused",
     ),
     "noise is shared only where a silo allows it": (
         f"{FLOWER}/silo/budget.py",

@@ -324,6 +324,27 @@ def test_three_lists_that_show_one_silo_are_refused(silo_keys: dict[str, Path], 
     assert torch.equal(left, parts["a"].gram)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("lists", "asked", "apart"), [(("abc", "abd"), "a", "c,d"), (("ab", "cde", "abcd"), "c", "e")])
+def test_lists_that_show_one_silo_to_two_others_are_refused(
+    lists: tuple[str, ...], asked: str, apart: str, silo_keys: dict[str, Path], tmp_path: Path
+) -> None:
+    """One of them is on no list of the others, and gives its own part to the coordinator or knows a further sum."""
+    masks = group(silo_keys, tmp_path)
+
+    def gives(list_: str, name: str) -> Any:
+        members = tuple(m for m in masks["a"].members if m.name in list_)
+        return replace(masks[name], members=members, name=f"{len(list_)}-{list_}").added(None, exact(1))
+
+    for before in lists[:-1]:
+        gives(before, asked if asked in before else before[0])
+    with pytest.raises(UserError, match=f"the difference would be the part of {apart}, who did not agree"):
+        gives(lists[-1], asked)
+    if asked == "a":  # c agreed when it left, and d when it came
+        (masks["a"].folder / "members-ab").write_text("a,b")
+        masks["a"] = replace(masks["a"], released=lambda name, silos: name == "d")
+        assert isinstance(gives(lists[-1], asked), Masked)
+
+
 def test_totals_that_do_not_fit_are_refused(silo_keys: dict[str, Path], tmp_path: Path) -> None:
     """Modulo 2^32 they would be taken for others."""
     full = torch.full((1, 2), 127.0)

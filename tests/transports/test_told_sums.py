@@ -23,6 +23,7 @@ from ekiden.models import build
 from ekiden.transports.flower.silo import differences, policy
 from ekiden.transports.flower.silo.silo import Silo
 from ekiden.transports.flower.silo.silo_file import SiloFile, read
+from ekiden.transports.flower.trust.parcel import Answer, Ask, pack, unpack
 from tests.transports.fakes import NAMES, FakeNodes, mine, silo_file, with_keys
 from tests.transports.test_remote import far
 from tests.transports.test_silo import terms
@@ -231,6 +232,30 @@ def test_the_difference_of_two_runs_is_a_patient_and_is_refused(tmp_path: Path) 
     open_files = [replace(file, limits=replace(file.limits, differences=True)) for file in files]
     after = gram_of(tmp_path / "4", open_files, public, 0)
     assert torch.linalg.matrix_rank(after - before) == 1
+
+
+def test_another_scale_of_all_rows_hides_no_patient(tmp_path: Path) -> None:
+    """A coordinator hands out an agreement whose scales differ in the last bit, so that all rows do."""
+    held = mine(NAMES[1])[1].train
+    x = held.samples.x.float() / 255
+    scaled = [replace(held.samples, x=x), replace(held.samples, x=x * (1 + 2**-22) + 1e-7)]
+    differences.note_rows(tmp_path, Subset(scaled[0], held.rows[1:]), "training", 10)
+    with pytest.raises(UserError, match="summed over the same training samples except for fewer than 10"):
+        differences.note_rows(tmp_path, Subset(scaled[1], held.rows), "training", 10)
+    differences.note_rows(tmp_path, Subset(scaled[1], held.rows[1:]), "training", 10)
+
+
+def test_another_order_of_classes_hides_no_patient(tmp_path: Path) -> None:
+    """With --spelling the terms order the classes, so all labels change; ten other rows must not hide one either."""
+    file = silo_file(tmp_path, NAMES[1], '[limits]\nmethods = ["fedgram"]\n', trusting=False)
+    dataset, client = mine(NAMES[1])
+    agreed = terms(FedGram(width=20, dictionary="seed", min_active=10), keys=(), sealed=False)
+    other = replace(agreed, run="f" * 16, spelling="keep", classes=(*dataset.classes[1:], dataset.classes[0]))
+    rows = client.train.rows
+    for number, (kept, of) in enumerate(((rows[1:], agreed), (rows, other))):
+        held = dataset, replace(client, train=Subset(client.train.samples, kept))
+        said = unpack(Silo(file, held).answer(pack(Ask("hello", of.text()))), Answer)[0].error
+        assert ("except for fewer than 10" in said) if number else not said
 
 
 def test_the_difference_of_two_evaluations_of_a_model_is_refused(tmp_path: Path) -> None:

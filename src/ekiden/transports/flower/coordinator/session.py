@@ -423,7 +423,7 @@ def run(
     if before is None:
         check_measuring(plan, hellos)
     if isinstance(now := agreed.recipe.method, FixedFeatures) and now != plan.recipe.method:
-        say(f"{now.width} features: one for two samples of the smallest silo")
+        say(f"{now.width} features: the smallest silo gives sums of no more")
         plan = replace(plan, recipe=replace(plan.recipe, method=now))
     setup = agreed.setup(no_samples(agreed), Hardware(threads=1))
     torch.set_num_threads(setup.hardware.threads)  # so the server computes the same bits on any machine

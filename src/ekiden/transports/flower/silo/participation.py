@@ -239,7 +239,7 @@ def sign(file: SiloFile, text: bytes) -> str:
 
 def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
     """Prepare to execute tasks of this run. Nothing is stored before all is checked."""
-    held = _spelled(held, terms)
+    (_, own), held = held, _spelled(held, terms)
     dataset, client = held
     admission = Admission(file, terms)
     policy.check_data(file, terms, held)
@@ -261,7 +261,7 @@ def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
     if first:
         check_model(worker, FederatedData(dataset, (client,)))
         policy.check_span(file, terms, client, network)
-        policy.check_differences(file, terms, client)
+        policy.check_differences(file, terms, own)  # not in the run's coding of classes, which others choose
     admission.bind()
     data = custody.fingerprint(client, custody.kept_salt(admission.folder))
     admission.check_data(data)

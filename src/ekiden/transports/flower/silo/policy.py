@@ -3,9 +3,11 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from math import isqrt, log2
+from typing import Any, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ekiden.base.errors import UserError
 from ekiden.base.files import lock_file, locked, write
@@ -20,9 +22,10 @@ from ekiden.engine.method import INITIAL, Method
 from ekiden.engine.subgroups import divisions
 from ekiden.engine.wire import SERVER, Ref
 from ekiden.engine.worker import Setup
-from ekiden.methods import GLM, LAP, DeepAFL, FedCOF, Trees
+from ekiden.methods import GLM, LAP, DeepAFL, Trees
 from ekiden.methods.blocks.rounds import SecureMethod
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_of
+from ekiden.models.tables_and_texts import Linear
 from ekiden.training import frozen
 from ekiden.training.network import on_meta
 from ekiden.transports.flower.silo import budget, differences
@@ -33,6 +36,9 @@ from ekiden.transports.flower.trust.parcel import Absence, Ask
 from ekiden.transports.flower.trust.sealing import Reader
 
 _EACH = 2  # samples for each feature
+_BITS = 16  # of a sum, about
+_ROWS = 100_000  # of a table that are looked at
+_ALONE = 0.99  # leverage of a row from which sums show it alone
 MEASURED = "measured.json"
 """file in the silo's folder: how many models were measured on the samples of each data set, over all runs"""
 
@@ -145,33 +151,65 @@ def check_differences(file: SiloFile, agreed: Agreement, client: ClientData) -> 
 
 
 def check_span(file: SiloFile, agreed: Agreement, client: ClientData, network: nn.Module) -> None:
-    """Refuse exact sums of so many features that they show which samples are in them."""
-    method = agreed.recipe.method
-    if not is_spanned(agreed) or agreed.measures or not file.limits.min_active:
+    """Refuse exact sums from which single samples follow: of too many features, or over columns of a regression."""
+    method, name, least = agreed.recipe.method, file.name, file.limits.min_active
+    if agreed.measures or not least:
+        return
+    if isinstance(method, GLM):
+        _check_columns(cast(Linear, network), client.train.x, name, least)
+    if not is_spanned(agreed):
         return
     assert isinstance(method, FixedFeatures)
     most, width = most_features(method, client.train, agreed.labels, agreed.outputs), features_of(network).width
     if 0 < most < width:
         raise UserError(
-            f"sums of {width} features show which samples {file.name} has: give --width {most} or less, or leave this "
+            f"sums of {width} features show which samples {name} has: give --width {most} or less, or leave this "
             "silo out (limits.min_active in its silo.toml)"
         )
 
 
+def _check_columns(network: Linear, x: Tensor, name: str, least: int) -> None:
+    """Refuse columns that differ in few rows, and rows that differ from all others: their products show these."""
+    rows = network.features(x).double()
+    for column, values in zip(network.names, rows.T, strict=True):
+        if 0 < len(values) - int(values.unique(return_counts=True)[1].max()) < least:
+            raise UserError(
+                f"column {column[:80]!r} differs from its usual value in fewer than {least} rows of {name}, and sums "
+                "would show these: leave it out, or join rare categories (limits.min_active in its silo.toml)"
+            )
+    span, size, _ = torch.linalg.svd(torch.nn.functional.pad(rows, (0, 1), value=1.0), full_matrices=False)
+    if float(span[:, size > size.max() * 1e-9].square().sum(1).max()) > _ALONE:
+        raise UserError(
+            f"columns together single out a row of {name}, and sums would show it: leave columns out that nearly "
+            "follow from others, or correct its values (limits.min_active in its silo.toml)"
+        )
+
+
 def is_spanned(agreed: Agreement) -> bool:
-    """Return whether exact products of features leave silos. Class means alone (FedCOF) show less."""
-    method = agreed.recipe.method
-    return isinstance(method, FixedFeatures) and not isinstance(method, FedCOF) and not agreed.recipe.dp
+    """Return whether exact sums of features leave silos."""
+    return isinstance(agreed.recipe.method, FixedFeatures) and not agreed.recipe.dp
 
 
 def most_features(method: FixedFeatures, part: Subset, task: Task, outputs: int) -> int:
     """Return of how many features exact products over these samples may leave; 0: of any, as no sample is in them.
 
     Directions of few samples are hardly ever those of other samples. The number of samples is rounded down, so it does
-    not show how many have rare classes.
+    not show how many have rare classes. Rows of a table hold few bits: if the sums hold as many, all rows follow.
     """
-    samples = len(method.often_enough(part, outputs, task))
-    return max(1, samples // method.min_active * method.min_active // _EACH) if samples and method.min_active else 0
+    part, least = method.often_enough(part, outputs, task), method.min_active
+    if not len(part) or not least:
+        return 0
+    most = len(part) // least * least // _EACH
+    return max(1, min(most, _of_rows(part.x[:_ROWS], least)) if part.x.ndim == 2 else most)
+
+
+def _of_rows(x: Tensor, least: int) -> int:
+    """Return how many features have products with about as many bits as different rows (n, d)."""
+    rows, bits = torch.zeros(len(x), dtype=torch.int64), 0.0
+    for column in x.T:
+        values, codes = column.unique(return_inverse=True)
+        rows, bits = (rows * len(values) + codes).unique(return_inverse=True)[1], bits + log2(len(values))
+    return isqrt(int((int(rows.max()) + 1) // least * least * bits * 2 / _BITS))
 
 
 def plan_of(file: SiloFile, agreed: Agreement, setup: Setup, absent: Sequence[Absence] = ()) -> Outline | None:

@@ -128,20 +128,37 @@ class PartMasks:
             for file in sorted(self.folder.parent.glob(f"*/{self.lists}*"))
             if not (self.regroups and file.parent == self.folder)
         }
-        lists = [text.split(",") for text in kept]
-        known = sorted({*names, *(name for one in lists for name in one)})
-        now, *before = (np.array([known.index(name) for name in one], "<u8") for one in (names, *lists))
-        for places, left in nearly_cancelled(now, before, self.fewest):
-            apart = [known[int(one)] for one in left]
+        lists, places = [text.split(",") for text in kept], [*kept.values()]
+        for used, apart in self._shown(names, lists):
             if all(self.released(name, names) for name in apart):
                 continue
-            sums = " and of ".join(sorted(",".join(sorted(lists[place])) for place in places))
-            how = "the difference" if len(places) == 1 else "what is left if they are added and subtracted"
+            sums = " and of ".join(sorted(",".join(sorted(lists[place])) for place in used))
+            how = "the difference" if len(used) == 1 else "what is left if they are added and subtracted"
             raise UserError(
                 f"{self.party.name} gave its part to a sum of {sums}: with a sum of {','.join(sorted(names))}, {how} "
                 f"would be the part of {','.join(apart)}, who did not agree to that (`ekiden silo release`); see "
-                f"limits.min_clients, or {[*kept.values()][places[0]].parent}"
+                f"limits.min_clients, or {places[used[0]].parent}"
             )
+
+    def _shown(
+        self, names: Sequence[str], lists: Sequence[Sequence[str]]
+    ) -> Iterator[tuple[tuple[int, ...], list[str]]]:
+        """Yield which of the earlier lists show too few silos together with this list of names, and these silos.
+
+        If two lists share enough silos for a sum, and a few silos are in one of them alone, those of the other list who
+        know their own sum, or give it to a sum without this silo, see the part of these few.
+        """
+        for place, one in enumerate(lists):
+            shared, sides = {*names} & {*one}, ({*names} - {*one}, {*one} - {*names})
+            apart = sorted(name for side in sides if len(side) < self.fewest for name in side)
+            both = len(shared) >= self.fewest and not any(shared == {*other} for other in lists)
+            if apart and (both or len(sides[0] | sides[1]) < self.fewest):
+                yield (place,), apart
+        known = sorted({*names, *(name for one in lists for name in one)})
+        now, *before = (np.array([known.index(name) for name in one], "<u8") for one in (names, *lists))
+        for used, left in nearly_cancelled(now, before, self.fewest):
+            if len(used) > 1:
+                yield used, [known[int(one)] for one in left]
 
     def leave(self) -> None:
         """Note the list of members, before the part leaves this silo; the coordinator could open the sum then."""

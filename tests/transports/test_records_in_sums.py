@@ -1,0 +1,141 @@
+"""What exact sums show of single records, and that silos refuse the sums that show them.
+
+The attackers know all but the records: features that follow from the seed, columns, categories, the sums.
+"""
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import linear_sum_assignment, nnls
+from torch import Tensor
+
+from ekiden import GLM
+from ekiden.base.errors import UserError
+from ekiden.data import FederatedData, load
+from ekiden.data.samples import Samples, Subset
+from ekiden.data.tasks import Classification
+from ekiden.engine.method import Method
+from ekiden.methods import FedGram
+from ekiden.methods.exact.blocks.fixed_features import features_of
+from ekiden.methods.statistics.newton import derivatives
+from ekiden.models import build
+from ekiden.models.tables_and_texts import linear
+from ekiden.models.whole_features import WholeFeatures
+from ekiden.recipe import Recipe
+from ekiden.transports.flower.coordinator import session
+from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
+from ekiden.transports.flower.silo.policy import most_features
+from ekiden.transports.flower.silo.silo import Silo
+from tests.methods.test_glm import cohort, held
+from tests.transports.fakes import NAMES, FakeNodes, with_keys
+from tests.transports.test_crafted_features import SAFE, smoothed
+
+pytestmark = pytest.mark.filterwarnings("ignore::ekiden.base.errors.DataWarning")
+
+
+def features(width: int, shape: tuple[int, ...]) -> WholeFeatures:
+    torch.manual_seed(0)
+    method = FedGram(width=width, **SAFE)
+    return features_of(method.own_network(build("mlp", shape, 2), shape, 2, Classification()))
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 3, 4, 5), (40, 2, 3)])
+def test_sums_of_a_table_are_all_its_rows_unless_there_are_few(sizes: tuple[int, ...]) -> None:
+    """Which of all possible rows there are, and how often: whole numbers, at least 0, that explain the sums."""
+    cells = torch.tensor([*product(*((np.arange(n) - (n - 1) / 2) * 3.5 / n for n in sizes))]).float()
+    draw = np.random.default_rng(0)
+    rows = draw.choice(len(cells), 150, p=draw.dirichlet(np.full(len(cells), 0.3)))
+    table = Subset(Samples(cells[rows], torch.zeros(len(rows), dtype=torch.int64)), torch.arange(len(rows)))
+    few = most_features(FedGram(**SAFE), table, Classification(), 2)
+    assert few < 12
+    truth = np.bincount(rows, minlength=len(cells))
+    for width in (24, few):
+        phi = features(width, (len(sizes),))(cells).double()
+        a, b = torch.triu_indices(width, width)
+        known = torch.cat([(phi[:, a] * phi[:, b]).T, phi.T, torch.full((1, len(cells)), 100.0)])
+        sums = (known / known.abs().amax(1, keepdim=True).clamp(min=1)).numpy()
+        guess = np.rint(nnls(sums, sums @ truth, maxiter=10_000)[0])
+        once = (truth == 1).sum()
+        right = ((guess == 1) & (truth == 1)).sum() / once
+        assert right == 1 if width == 24 else right < 0.4, f"{right:.2f} of {once} rows that are there once"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "most"), [(6000, 0.03), (60, 1.0)])
+def test_class_means_of_many_features_show_images(width: int, most: float) -> None:
+    """From noise, the ten images of a class whose features have the mean that FedCOF tells, all together."""
+    digits = load("digits").train
+    x = digits.x[digits.y == 3].float().flatten(1) / 255
+    x, others = x[:10], x[100:]
+    smooth, mean = smoothed(found := features(width, (1, 8, 8))), found(x.view(-1, 1, 8, 8)).mean(0)
+    guess = others.mean(0) + 0.15 * torch.randn(10, 64, generator=torch.Generator().manual_seed(0))
+    guess.requires_grad_()
+    search = torch.optim.LBFGS([guess], max_iter=5000, max_eval=6000, history_size=50, line_search_fn="strong_wolfe")
+
+    def loss() -> Any:
+        search.zero_grad()
+        outside = guess.clamp(max=0).square().sum() + (guess - 1).clamp(min=0).square().sum()
+        found = (smooth(guess).mean(0) - mean).square().mean() + 0.5 * outside
+        torch.autograd.backward(found)
+        return found
+
+    search.step(loss)  # type: ignore[no-untyped-call]
+
+    def apart(images: Tensor) -> Tensor:
+        return torch.cdist(images, x, p=1) / 64
+
+    errors = apart(guess.detach().clamp(0, 1))
+    error, alike = float(errors[linear_sum_assignment(errors)].mean()), float(apart(others).amin(0).mean())
+    print(f"{width} features: images are wrong by {error:.3f}, the most similar other images by {alike:.3f}")
+    assert error < min(most, alike / 2) if most < 1 else error > alike
+
+
+class Tables(FakeNodes):
+    """Three silos that hold rows of one table."""
+
+    def __init__(self, folder: Path, data: FederatedData, more: str = "") -> None:
+        files, self.public = with_keys(folder, NAMES, more, trusting=False)
+        super().__init__(files)
+        held = zip(NAMES, data.clients, strict=True)
+        self.held = {name: (data.dataset, replace(client, name=name)) for name, client in held}
+
+    def silo(self, node: int) -> Silo:
+        file = self.files[node]
+        return Silo(file, self.held[file.name])
+
+
+@pytest.mark.parametrize("column", ["site", "months"])
+def test_a_regression_shows_no_record_that_differs_from_all_others(column: str, tmp_path: Path) -> None:
+    """Products with a column that one row has are this row, also if two columns differ in it alone."""
+    table, one = cohort(), np.arange(200) == 70
+    changed = np.where(one, "x", table["site"]) if column == "site" else 12 * table["age"] + 5.0 * one
+    data = held("days", [slice(0, 60), slice(60, 120), slice(120, 200)], **{column: changed})
+    network, part = linear(data.dataset.shape, 1, data.dataset.inputs), data.clients[1].train
+    x = torch.nn.functional.pad(network.features(part.x).double(), (0, 1), value=1.0)
+    products = derivatives("linear", x, part.y.double()[:, None], torch.zeros(1, x.shape[1]).double()).real()[1][0]
+    if column == "site":
+        isolates = torch.nn.functional.one_hot(torch.tensor(network.names.index("site = other")), x.shape[1]).double()
+    else:  # months minus twelve times the age, and a constant
+        last = x[:, network.names.index("months")]
+        others = x[:, [network.names.index("age"), -1]]
+        rest = last - others @ torch.linalg.lstsq(others, last[:, None]).solution[:, 0]
+        alone = torch.zeros(60, dtype=torch.float64).index_fill(0, rest.abs().argmax(), 1)
+        isolates = torch.linalg.lstsq(x, alone[:, None], driver="gelsd").solution[:, 0]
+    who = int((x @ isolates).argmax())
+    assert torch.allclose(products @ isolates, x[who], atol=1e-3)
+    nodes = Tables(tmp_path, data, '[limits]\nmethods = ["glm"]\n')
+    recipe: Recipe[Method] = Recipe(GLM(family="linear"), evaluate_every=0)
+    said = (
+        "'site = other' differs from its usual value in fewer than 10 rows" if column == "site" else "single out a row"
+    )
+    with pytest.raises(UserError, match=f"{said} of client-1, and sums would show") as refused:
+        session.run(
+            RemotePlan(recipe, ",".join(NAMES)), nodes, tmp_path / "run", nodes.public, lambda line: None, poll=0
+        )
+    assert "\n" not in str(refused.value)
+    assert not list(tmp_path.glob("client-1-silo/*/*")), "nothing was computed"
