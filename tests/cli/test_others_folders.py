@@ -77,6 +77,17 @@ def test_what_is_no_regular_file_does_not_hang(
         assert f"{run / name} " in line
 
 
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "ledger.jsonl", "environment.json"])
+def test_what_is_nested_too_deeply_is_refused_in_one_line(
+    name: str, run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (run / name).write_text("[" * 200_000)
+    assert show(run, monkeypatch) == 2
+    assert capfd.readouterr().err == (
+        "ekiden: a file is nested too deeply to be read: it is damaged, or made to do harm\n"
+    )
+
+
 def test_tables_hold_no_formulas() -> None:
     rows: list[list[str | float | None]] = [
         ["=1+1", -1.5, None],

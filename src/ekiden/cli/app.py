@@ -113,6 +113,9 @@ def _main() -> None:
     except UserError as error:
         print(f"ekiden: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
+    except RecursionError:  # of JSON or TOML that somebody else made
+        print("ekiden: a file is nested too deeply to be read: it is damaged, or made to do harm", file=sys.stderr)
+        sys.exit(2)
     except OSError as error:
         if error.filename is None and error.errno not in (errno.EPIPE, errno.ENOSPC):
             raise
