@@ -81,7 +81,7 @@ def test_what_is_no_regular_file_does_not_hang(
 def test_what_is_nested_too_deeply_is_refused_in_one_line(
     name: str, run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (run / name).write_text("[" * 200_000)
+    (run / name).write_text("[" * 200_000 + "\n")
     assert show(run, monkeypatch) == 2
     assert capfd.readouterr().err == (
         "ekiden: a file is nested too deeply to be read: it is damaged, or made to do harm\n"
