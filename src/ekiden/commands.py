@@ -20,7 +20,7 @@ from ekiden.data.samples import FederatedData, coming_from
 from ekiden.data.tasks import Metric
 from ekiden.engine.drive import Row
 from ekiden.engine.folder import read_config, read_lines
-from ekiden.engine.setup import check_same_data, core_count
+from ekiden.engine.setup import check_same_data
 from ekiden.methods import METHODS
 from ekiden.recipe import recipe_of
 from ekiden.results.clock import Devices, devices_of
@@ -454,7 +454,7 @@ def sweep(
             outcomes.add(runs[event.folder], event)
 
     if jobs and on == "here":
-        launch.execute(jobs, note, cores or core_count(), apart=True)
+        launch.execute(jobs, note, cores, apart=True)
     elif jobs:
         queues.execute(jobs, path, budget, device, on, queue or {}, note)
     outcomes.end()

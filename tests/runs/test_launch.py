@@ -109,22 +109,19 @@ def test_a_long_step_gives_a_sign_of_life_each_minute(tmp_path: Path, monkeypatc
     ]
 
 
-def test_how_long_the_rest_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two at a time; a and b are two runs of one cell each, c is of a cell that took 30 s before."""
-    now = 0.0
-    monkeypatch.setattr("ekiden.runs.launch.time.monotonic", lambda: now)
-    console = Console(file=io.StringIO())
-    board = Board(console, ["a0", "b0", "a1", "b1", "c0"], list("ababc"), {"c": 30.0}, cores=2)
-    assert board.left(0.0) == pytest.approx((4 * 30 + 30) / 2), "nothing else is known yet"
-    board.report(Event(0, "", total=4))
-    board.report(Event(1, "", total=10))
-    now = 10.0
-    board.report(Event(0, "", step=1))
-    # a0 has 3 steps of 10 s left and will have taken 40; b and b1 as long as the mean of 30 and 40.
-    assert board.left(now) == pytest.approx((30 + (35 - 10) + 35 + 35 + 30) / 2)
-    now = 40.0
-    board.report(RunEnd(0, Path("a0")))
-    assert board.left(now) == pytest.approx((0 + 40 + 35 + 30) / 2), "b0 should have ended; a1 takes as long as a0"
-    for i in (1, 2, 3, 4):
-        board.report(RunEnd(i, Path(), "failed"))
-    assert board.left(now) == 0.0
+def test_how_the_runs_of_a_sweep_ended_and_how_long_the_rest_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, printed = [0.0], io.StringIO()
+    monkeypatch.setattr("ekiden.runs.launch.time.monotonic", lambda: now[0])
+    board = Board(Console(file=printed), ["a", "b", "c"])
+    board.report(Event(0, "starting", total=4))
+    now[0] = 10.0
+    board.report(Event(1, "starting", total=4))
+    now[0] = 30.0
+    board.report(RunEnd(0, Path("a")))
+    board.report(RunEnd(1, Path("b"), "no memory"))
+    board.report(RunEnd(2, Path("c"), elsewhere=True))
+    assert printed.getvalue().splitlines() == [
+        "[1/3] a: done in 30.0 s, about 1 min 00 s left",
+        "[2/3] b: no memory, about 15.0 s left",
+        "[3/3] c: another process is working on it",
+    ]

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import mean
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -16,7 +15,6 @@ from ekiden.base.errors import UserError, counted, unknown
 from ekiden.base.files import write
 from ekiden.base.outside import require_extra
 from ekiden.cli.console import console, print_json, telling
-from ekiden.engine.setup import core_count
 from ekiden.results import tracking
 from ekiden.results.clock import devices_of
 from ekiden.runs import launch, queue
@@ -143,22 +141,11 @@ def _do(
     ended: Callable[[SweepRun, RunEnd], None],
 ) -> None:
     """Execute the runs that are left, and print how each ended."""
-    cores = options.cores or (core_count() if options.on == "here" else len(jobs))
     folders = {job.folder for job in jobs}
     left = [run for run in runs if run.folder in folders]
-    if done := [run for run in runs if run.folder not in folders]:
-        console.print(f"{len(done)} of {len(runs)} runs are finished already")
-    known: dict[str, list[float]] = {}
-    for run in done:
-        if result := run.result:
-            known.setdefault(run.cell.slug, []).append(result.seconds)
-    board = Board(
-        console,
-        [f"{run.cell.label}, seed {run.seed}" for run in left],
-        [run.cell.slug for run in left],
-        {group: mean(seconds) for group, seconds in known.items()},
-        min(cores, len(jobs)),
-    )
+    if len(left) < len(runs):
+        console.print(f"{len(runs) - len(left)} of {len(runs)} runs are finished already")
+    board = Board(console, [f"{run.cell.label}, seed {run.seed}" for run in left])
 
     def report(event: launch.Event | RunEnd) -> None:
         board.report(event)
@@ -167,7 +154,7 @@ def _do(
 
     with board.progress:
         if options.on == "here":
-            launch.execute(jobs, report, cores, apart=True)
+            launch.execute(jobs, report, options.cores, apart=True)
             return
         queue.execute(jobs, options.file, options.budget, options.device, options.on, asked, report)
 

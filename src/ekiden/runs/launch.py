@@ -12,11 +12,10 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, TaskID
 
 from ekiden.base.errors import DivergenceWarning, UserError, counted, unknown, warnings_as_lines
 from ekiden.data import description
@@ -94,9 +93,7 @@ def launch(jobs: Sequence[LaunchedRun], console: Console, cores: int | None = No
             if isinstance(event, Event):
                 if event.lines:
                     progress.console.print(event.lines, soft_wrap=True, markup=False, highlight=False)
-                known = {"completed": event.step, "total": event.total}
-                given = {k: v for k, v in known.items() if v is not None}
-                progress.update(shown[event.run], text=event.text, **given)  # type: ignore[arg-type]
+                _update(progress, shown[event.run], event)
 
         return execute(jobs, report, cores)
 
@@ -282,104 +279,39 @@ def _child(run: int, job: LaunchedRun, to: "Connection[Any, Any]") -> None:
     to.send(outcome)
 
 
-@dataclass
-class _Running:
-    """A run that has begun: its start time, its step and number of steps, and what it is doing now."""
-
-    bar: TaskID
-    began: float
-    first: int | None = None
-    step: int = 0
-    total: int = 0
-
-    def left(self, now: float) -> float | None:
-        """Return the estimated seconds that the run still needs, from its steps so far."""
-        if self.first is None or self.step <= self.first:
-            return None
-        return (now - self.began) / (self.step - self.first) * (self.total - self.step)
-
-
 class Board:
     """Shows the runs of a sweep; pass `report` to `launch.execute`."""
 
-    def __init__(
-        self, console: Console, names: Sequence[str], groups: Sequence[str], known: Mapping[str, float], cores: int
-    ) -> None:
-        """Start with no run begun.
-
-        Args:
-            console: where to print.
-            names: names of the runs.
-            groups: group of each run; the runs of a group take equally long.
-            known: seconds that a run of a group took, if one was finished before.
-            cores: number of runs at a time.
-        """
-        self._console, self._names, self._groups, self._cores = console, names, groups, cores
-        self._seconds = {group: [seconds] for group, seconds in known.items()}
-        self._running: dict[int, _Running] = {}
-        self._waiting = set(range(len(names)))
-        self._done = 0
-        self.progress = Progress(
-            TextColumn("{task.description}", markup=False),  # labels may hold square brackets
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[text]}", style="dim", markup=False),
-            console=console,
-        )
-        self._all = self.progress.add_task("all runs", total=len(names), text="")
+    def __init__(self, console: Console, names: Sequence[str]) -> None:
+        """Start with no run begun."""
+        self._console, self._names = console, names
+        self._running: dict[int, tuple[TaskID, float]] = {}  # bar and start of each run that has begun
+        self._done, self._began = 0, time.monotonic()
+        self.progress = bars(console)
+        self._all = self.progress.add_task("", total=len(names), name="all runs", text="")
 
     def report(self, event: Event | RunEnd) -> None:
         """Show an event."""
         now = time.monotonic()
-        if event.run in self._waiting:
-            self._waiting.remove(event.run)
-            bar = self.progress.add_task(self._names[event.run], total=None, text="")
-            self._running[event.run] = _Running(bar, now)
-        if isinstance(event, RunEnd):
-            self._end(event, now)
-        else:
-            self._go_on(event)
-        left = self.left(now)
-        text = "" if left is None else f"about {duration(left)} left"
-        self.progress.update(self._all, completed=self._done, text=text)
-
-    def left(self, now: float) -> float | None:
-        """Return the seconds until all runs are done; None as long as nothing is known."""
-        guesses = {i: run.left(now) for i, run in self._running.items()}
-        whole = [mean(seconds) for seconds in self._seconds.values()]
-        whole += [g + now - self._running[i].began for i, g in guesses.items() if g is not None]
-        if not whole:
-            return None
-
-        def expected(run: int) -> float:
-            seconds = self._seconds.get(self._groups[run])
-            return mean(seconds) if seconds else mean(whole)
-
-        rest = [
-            max(0.0, expected(i) - (now - self._running[i].began)) if guess is None else guess
-            for i, guess in guesses.items()
-        ]
-        rest += [expected(i) for i in self._waiting]
-        return max([sum(rest) / self._cores, *rest]) if rest else 0.0
-
-    def _go_on(self, event: Event) -> None:
-        run = self._running[event.run]
-        run.total = event.total or run.total
-        if event.step is not None:
-            run.first = event.step - 1 if run.first is None else run.first
-            run.step = event.step
-        self.progress.update(run.bar, completed=run.step, total=run.total or None, text=event.text)
-
-    def _end(self, outcome: RunEnd, now: float) -> None:
-        run = self._running.pop(outcome.run)
-        self.progress.remove_task(run.bar)
+        if event.run not in self._running:
+            self._running[event.run] = self.progress.add_task("", total=None, name=self._names[event.run], text=""), now
+        bar, began = self._running[event.run]
+        if isinstance(event, Event):
+            return _update(self.progress, bar, event)
+        del self._running[event.run]
+        self.progress.remove_task(bar)
         self._done += 1
-        if not outcome.error:
-            self._seconds.setdefault(self._groups[outcome.run], []).append(now - run.began)
-        left = self.left(now)
-        rest = f", about {duration(left)} left" if left else ""
-        error = "another process is working on it" if outcome.elsewhere else outcome.error
-        how = error or f"done in {duration(now - run.began)}"
-        counted = f"[{self._done}/{len(self._names)}]"
-        self._console.print(f"{counted} {self._names[outcome.run]}: {how}{rest}", markup=False, highlight=False)
+        waiting = len(self._names) - self._done
+        left = f"about {duration((now - self._began) / self._done * waiting)} left" if waiting else ""
+        self.progress.update(self._all, completed=self._done, text=left)
+        error = "another process is working on it" if event.elsewhere else event.error
+        how = ", ".join(filter(None, (error or f"done in {duration(now - began)}", left)))
+        place = f"[{self._done}/{len(self._names)}]"
+        self._console.print(f"{place} {self._names[event.run]}: {how}", markup=False, highlight=False)
+
+
+def _update(progress: Progress, bar: TaskID, event: Event) -> None:
+    """Show an event of a run in its bar."""
+    known = {"completed": event.step, "total": event.total}
+    given = {k: v for k, v in known.items() if v is not None}
+    progress.update(bar, text=event.text, **given)  # type: ignore[arg-type]
