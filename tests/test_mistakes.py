@@ -8,12 +8,18 @@ import numpy as np
 import pandas
 import pytest
 from sklearn.metrics import f1_score
+from torch import nn
 
 import ekiden
 from ekiden import FedGram, UserError, federate, load_model, run, study
 from ekiden.base.errors import nearest
+from ekiden.data.kinds import Images
+from ekiden.data.tasks import Classification
+from ekiden.engine.method import Method
+from ekiden.results.result import LoadedModel
 
 Command = Callable[..., tuple[int, str]]
+_PIXELS = LoadedModel(nn.Flatten(), ("a", "b"), (1, 4, 4), (0.0,), (1.0,), Images(), Classification())
 X, Y = np.zeros((8, 2), np.float32), np.arange(8) % 2
 
 IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
@@ -79,8 +85,20 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
     "a silo without a name": (lambda: federate({"": (X, Y), "b": (X, Y)}), "a silo's name is empty"),
     "no such device": (
         lambda: run("fedseq", [(X, Y), (X, Y)], hardware=ekiden.Hardware(device="gpu")),
-        r"device 'gpu' cannot be used here \(there is no such device\): try device='cpu'",
+        r"device 'gpu' cannot be used here \(there is no such device; a GPU is called cuda\): try device='cpu'",
     ),
+    "hardware as an argument": (
+        lambda: run("fedseq", [(X, Y)], device="cuda"),  # type: ignore[arg-type]
+        r"give hardware=ekiden.Hardware\(device=...\)",
+    ),
+    "a method without steps": (lambda: run(type("Half", (Method,), {}), [(X, Y)]), "Half lacks cost, run, steps"),
+    "a list of two arrays": (lambda: federate([[X, Y], [X, Y]]), r"a list of two arrays: give a pair"),
+    "arrays as columns": (lambda: federate([{"x": X, "y": Y}]), r"'x' .* is an array, not a column"),  # type: ignore[dict-item]
+    "a list for a grid": (lambda: study(["fedseq"], [(X, Y)] * 2, grid=["epochs"]), "grid is a dict of lists"),  # type: ignore[arg-type]
+    "an array to predict": (lambda: ekiden.predict(_PIXELS, X), "for an array call the model"),
+    "float pixels up to 255": (lambda: _PIXELS(np.full((2, 1, 4, 4), 255.0)), "float pixels are from 0 to 1"),
+    "one sample for a batch": (lambda: _PIXELS(np.zeros((1, 4, 4))), r"which is one sample: give x\[None\]"),
+    "lists for pixels": (lambda: _PIXELS([[[[0]]]]), "not a list of lists"),
 }
 
 COMMANDS: dict[str, str] = {
@@ -92,6 +110,8 @@ COMMANDS: dict[str, str] = {
     "data digits --times 3": "--times is for --table-one: add it, or leave out --times",
     "run fedavg --dp 8": "--dp '8' is not a list of settings: write epsilon=8",
     "run fedseq --data p.csv --label-column y --drop-columns y": "column 'y' is in --label-column and in --drop-",
+    "data --label-column y p.csv": "'p.csv' is read as a column: name the data first",
+    "run fedseq --on flower": "say where the silos are: --federation FOLDER",
     "trust": "name the Python files to trust",
     "check fedsq": "unknown method 'fedsq': did you mean 'fedseq'?",
     "data --data p.csv": "DATA comes without a flag: leave out --data",

@@ -1,5 +1,6 @@
 """A method, a network and data from the user's own file, or from another package."""
 
+import importlib
 import importlib.util
 import json
 import py_compile
@@ -8,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 import ekiden
 from ekiden import UserError
@@ -95,6 +97,21 @@ def test_all_commands_know_a_file(mine: Path, command: Command, monkeypatch: pyt
     model = ekiden.load_model(mine.parent / folder)
     x, y = load(f"{mine}:pooled").test.x, load(f"{mine}:pooled").test.y
     assert (model(x).argmax(1) == y).float().mean() > 0.9
+
+
+def test_an_imported_method_is_found_again_and_one_of_the_program_is_warned_of(
+    mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(mine.parent)
+    monkeypatch.setitem(sys.modules, "mine", sys)  # whatever the name holds is put back
+    monkeypatch.delitem(sys.modules, "mine")
+    kind = importlib.import_module("mine").Relay
+    data = [(torch.randn(20, 3), torch.arange(20) % 2)] * 2
+    ekiden.run(kind(), data, folder="there", quiet=True)
+    assert ekiden.open_run("there").config["recipe"]["method"] == f"{mine}:Relay"
+    kind.__module__ = "__main__"
+    with pytest.warns(UserWarning, match="nothing but this program can open here later, because Relay"):
+        ekiden.run(kind, data, folder="here", quiet=True)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import json
 import os
-import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
@@ -16,7 +15,7 @@ from torch import Tensor
 from ekiden import models
 from ekiden.base import outside
 from ekiden.base.checks import Count, CountOrZero, admitted, hints_of
-from ekiden.base.errors import DivergenceWarning, UserError, unknown
+from ekiden.base.errors import DivergenceWarning, UserError, unknown, warn
 from ekiden.base.settings import Hardware, Training
 from ekiden.data.holdings import Source
 from ekiden.data.samples import Dataset, FederatedData, Sizes, coming_from, held_by
@@ -40,7 +39,7 @@ from ekiden.engine.setup import (
 )
 from ekiden.engine.transport import Transport
 from ekiden.engine.worker import Setup, Watch, Worker
-from ekiden.methods import check_needs, method_named
+from ekiden.methods import check_needs, method_named, name_of
 from ekiden.recipe import Recipe
 from ekiden.results import tracking
 from ekiden.results.result import ModelSource, Result
@@ -86,6 +85,8 @@ def no_argument(name: str, known: Sequence[str], method: object) -> UserError:
         return UserError(f"{meant} is a setting of the method: give {kind.__name__}({near}=...) as the method")
     if near in training:
         return UserError(f"{meant} is a setting of training: give training=ekiden.Training({near}=...)")
+    if name in (f.name for f in fields(Hardware)):
+        return UserError(f"unknown argument {name!r}: give hardware=ekiden.Hardware({name}=...)")
     return unknown("argument", name, known)
 
 
@@ -266,6 +267,13 @@ def prepared(
     path = None if how.folder is None else Path(how.folder)
     tracking.check(how.track, path)
     method, workers = recipe.method, how.workers
+    if path is not None and type(method).__module__ == "__main__":
+        kind = type(method).__name__
+        warn(
+            f"nothing but this program can open {path} later, because {kind} is defined here: put the class into a "
+            f"file of its own, and import it or give FILE.py:{kind}",
+            UserWarning,
+        )
     if recipe.training.class_weights != "none":
         data = with_weights(data)
     check_needs(method, data.dataset)
@@ -354,7 +362,7 @@ class PreparedRun:
             result = self.result(last(self.ends(on_step)))
         guess, lr = dataset.task.guess(dataset.outputs), self.recipe.step_size
         if result.metrics and (line := divergence(result.metrics[-1], guess, lr)):
-            warnings.warn(line, DivergenceWarning, stacklevel=3)
+            warn(line, DivergenceWarning)
         return result
 
     def ends(self, on_step: Callable[[Row], None]) -> Generator[End, None, End]:
@@ -404,8 +412,11 @@ def as_method(method: Any, data: Any) -> Method:
         outside.trust(method)
         method = method_named(method)
     if isinstance(method, type) and issubclass(method, Method):
+        if lacking := sorted(getattr(method, "__abstractmethods__", ())):
+            raise UserError(f"{method.__name__} lacks {', '.join(lacking)}, which every method defines")
         method = method()
     if isinstance(method, Method):
+        outside.trust(name_of(type(method)))
         return method
     hint = "ekiden.run(method, data) takes one of ekiden.methods, as in FedELMY(), or its name, then the data"
     raise UserError(f"{type(method).__name__} is not a method: {hint}")

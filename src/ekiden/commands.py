@@ -525,6 +525,8 @@ def verify(folder: Folder, keys: Folder | None = None) -> dict[str, Any]:
 
 
 def _paths(given: Folder | Sequence[Folder]) -> list[Path]:
+    if hasattr(given, "__array__"):
+        raise UserError("predict reads files and frames: for an array call the model, ekiden.load_model(folder)(x)")
     if isinstance(given, Sequence) and not isinstance(given, str):
         return [path_of(one) for one in given]
     return [path_of(given)]

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any, Never
 
+import numpy as np
 from torch import nn
 
 from ekiden.api import as_federation, as_method, no_argument, run
@@ -231,6 +232,7 @@ def study(  # noqa: D417  (there are no others)
         raise UserError("study takes a list of methods: study([FedSeq(epochs=10), 'fedgram'], silos)")
     for name in others:
         raise no_argument(name, list(signature(study).parameters.keys() - {"others"}), methods[0])
+    seeds = seeds.tolist() if isinstance(seeds, np.ndarray) else seeds
     whole = tuple(seeds) if isinstance(seeds, Sequence) else ()
     if not whole or len(set(whole)) < len(whole) or any(type(seed) is not int or seed < 0 for seed in whole):
         raise UserError(f"seeds must be different whole numbers, 0 or more, as in range(3), not {seeds!r}")
@@ -297,6 +299,8 @@ class _Results:
 
 def _grid(one: _Candidate, grid: Mapping[str, Sequence[Any]]) -> list[_Choice]:
     """Return all settings of a grid that a method has, and the candidates with them."""
+    if not isinstance(grid, Mapping):
+        raise UserError(f"grid is a dict of lists, as in {{'epochs': [5, 10]}}, not {grid!r}")
     own, common = {f.name for f in fields(one.method)}, {f.name for f in fields(Training)}
     for name, values in grid.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:

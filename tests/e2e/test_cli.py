@@ -418,7 +418,7 @@ def test_every_kind_of_name_is_checked(refused: Call) -> None:
         (["--mean", "0.5,0.5"], "must be a number; separate values by blanks: 0.5 0.5"),
         (["--seeds", "0", "1", "0"], "--seeds 0 1 0 names one twice"),
         (["--on"], "--on needs a value"),
-        (["--on="], "unknown `--on` '': Known: flower, here, ray"),
+        (["--on="], "unknown `--on` '': choose one of flower, here, ray"),
         (["--seeds"], "--seeds needs a value"),
         (["--mean", "--std", "1"], "--mean needs a value"),
         (["--mean", "0.5", "--std"], "--std needs a value"),

@@ -78,7 +78,7 @@ def test_the_column_that_names_the_silos_divides_them(tmp_path: Path, command: C
         assert list(evaluate(tmp_path / "run", by=by)["subgroups"]["groups"]) == ["client"]
     code, said = command("evaluate", str(tmp_path / "run"), "--by", "hospital", "--json")
     assert (code, list(json.loads(said)["subgroups"]["groups"]["client"])) == (0, ["north", "south"])
-    for by, line in (("age:nan", "ascending numbers"), ("nosuch", "unknown column 'nosuch': Known: age.")):
+    for by, line in (("age:nan", "ascending numbers"), ("nosuch", "unknown column 'nosuch': choose one of age.")):
         with pytest.MonkeyPatch.context() as patch:  # before anything is measured
             patch.setattr("ekiden.engine.evaluation.TestSet.scores", None)
             code, said = command("evaluate", str(tmp_path / "run"), "--by", by)

@@ -190,7 +190,7 @@ def test_a_silo_that_cannot_start_tells_its_coordinator_why(
         with pytest.raises(UserError, match="data"):
             call(["silo", "start", str(file)])
         assert served == [supernode._TELL]
-        assert "a cannot take part, and tells the coordinator why" in capsys.readouterr().out
+        assert "a cannot take part: " in capsys.readouterr().out
     with pytest.raises(UserError, match="data"):
         call(["silo", "start", str(file)])
     assert len(served) == 1

@@ -92,7 +92,15 @@ class DataWarning(_Message, UserWarning):
 
 def tell(line: str) -> None:
     """Warn the user of something about the data."""
-    warnings.warn(line, DataWarning, stacklevel=3)
+    warn(line, DataWarning)
+
+
+def warn(line: str, kind: type[Warning]) -> None:
+    """Warn of something that the user's own code called, so the warning shows that line and none of Ekiden's."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "ekiden":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(line, kind, stacklevel=level)
 
 
 def warnings_as_lines() -> None:
@@ -133,7 +141,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
         return UserError(f"unknown {what} {name!r}: leave it out")
     near = nearest(str(name), known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    listed = "" if near and len(known) > _MANY else f"Known: {', '.join(known)}."
+    listed = "" if near and len(known) > _MANY else f"{'Known:' if near else 'choose one of'} {', '.join(known)}."
     return UserError(f"unknown {what} {name!r}: {hint}{listed}".rstrip())
 
 

@@ -50,7 +50,7 @@ def path_of(given: object) -> Path:
     """Return the path that the caller of a public function means."""
     if not isinstance(given, str | os.PathLike) or not os.fspath(given):
         hint = ": its path is result.folder" if hasattr(given, "folder") else ""
-        raise UserError(f"give a path, not {type(given).__name__ if given != '' else 'an empty text'}{hint}")
+        raise UserError(f"give a path, not {'an empty text' if isinstance(given, str) else type(given).__name__}{hint}")
     return Path(given)
 
 

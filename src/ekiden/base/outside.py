@@ -114,9 +114,13 @@ def call(name: str, group: Group, *args: Any) -> Any:
 
 
 def reference(thing: Any) -> str | None:
-    """Return the PATH.py:NAME from which `load` gave `thing`; None for anything else."""
+    """Return the PATH.py:NAME from which `load` gives `thing`, also if it was imported; None if no single file does."""
     module, name = getattr(thing, "__module__", ""), getattr(thing, "__name__", "")
-    return f"{_origin(module)}:{name}" if module.startswith(_PREFIX) else None
+    if module.startswith(_PREFIX):
+        return f"{_origin(module)}:{name}"
+    held, file = sys.modules.get(module), source(thing)
+    alone = "." not in module and module != "__main__" and getattr(held, name, None) is thing
+    return f"{file.absolute()}:{name}" if file and alone else None
 
 
 def digests(names: Sequence[str]) -> dict[str, str]:

@@ -228,9 +228,9 @@ def _serve(file: SiloFile, security: Security) -> None:
     for name in file.named or ("",):
         try:
             dataset, client = file.holding(name).load()
-        except UserError:
+        except UserError as error:
             with suppress(KeyboardInterrupt):
-                supernode.tell(file, security, say)
+                supernode.tell(file, security, say, str(error))
             raise
         say(
             f"{f'{file.name}, {name}' if name else file.name}: {len(client.train)} training, {len(client.val)} "
@@ -361,7 +361,7 @@ def run(kind: type[Method], args: Sequence[str]) -> None:
         options = replace(options, link=federation.link, certificate=federation.certificate, keys=federation.keys)
         plan = plan if plan.clients else replace(plan, clients=",".join(federation.silos))
     if not plan.clients:
-        raise UserError("say which silos take part: --clients NAME,NAME,...")
+        raise UserError("say where the silos are: --federation FOLDER, or --clients NAME,NAME,...")
     tracking.check(options.track, options.out)
     folder = launch.free_folder(options.out, f"{kind.title()}-flower-seed{plan.recipe.seed}")
     link = {

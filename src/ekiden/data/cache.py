@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ekiden.base import files
-from ekiden.base.errors import DataWarning, UserError
+from ekiden.base.errors import DataWarning, UserError, warn
 from ekiden.data.kinds import from_json, to_json
 from ekiden.data.samples import Dataset, Samples
 from ekiden.data.tasks import recorded, task_of
@@ -63,7 +63,7 @@ def cached(name: str, content: str, build: Callable[[], Dataset]) -> Dataset:
                 warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
     dataset, said = found
     for line in said:
-        warnings.warn(line, DataWarning, stacklevel=2)
+        warn(line, DataWarning)
     return dataset
 
 

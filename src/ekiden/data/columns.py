@@ -97,7 +97,7 @@ class Reading(Checked):
         own = (self.image_column, self.text_column, self.array_column, *self.label_column)
         own = (*own, self.group_column, self.subject_column, self.time_column)
         if twice := next((c for c in own if c and own.count(c) > 1), None):
-            raise UserError(f"column {twice!r} cannot be two things: name each column once")
+            raise UserError(f"column {twice!r} cannot be two things: give the name of each column once")
 
     def chosen(self) -> dict[str, Any]:
         """Return the options that differ from the defaults, as plain values."""

@@ -34,6 +34,9 @@ def arrow(source: Any, what: str) -> Any:
         if reader is None:
             kind = type(source).__name__
             raise UserError(f"{what} cannot be of type {kind}: give a path, a frame or a dict of columns")
+        odd = [name for name, held in source.items() if getattr(held, "ndim", 1) > 1] if reader is _of_columns else []
+        if odd:
+            raise UserError(f"{odd[0]!r} of {what} is an array, not a column: give arrays as a pair, (inputs, labels)")
         try:
             table = reader(source)
         except (pa.ArrowException, ValueError, TypeError) as error:

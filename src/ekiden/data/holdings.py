@@ -169,9 +169,10 @@ def read(root: Path, reading: Reading) -> Raw:
         raise UserError(f"{root} holds no image: {no_image(root)}. Put images into class folders (cat/1.png)")
     levels = {name.count("/") for name, _ in found}
     if levels not in ({1}, {2}):
+        where = f"in {root.name} itself" if levels == {0} else f"at {len(levels)} levels"
         raise UserError(
             f"{root} must hold {kind.words} in class folders (cat/1.png) or all in domain/class folders "
-            f"(photo/cat/1.png); found {len(found)} {kind.words} at {len(levels)} levels."
+            f"(photo/cat/1.png); found {len(found)} {kind.words} {where}."
         )
     parts = [name.split("/") for name, _ in found]
     if levels == {2} and len(named := {p[0] for p in parts if p[0].lower() in PARTS}) > 1:
@@ -262,6 +263,12 @@ def raw_of(source: Any, what: str) -> Raw:
             if isinstance(numbers, np.ndarray) and numbers.dtype.kind not in "biuf":
                 raise UserError(f"{what} holds {numbers.dtype} as inputs: give numbers, or a frame of texts")
             return _raw(torch.as_tensor(numbers), _array(y, what), what)
+    if (
+        isinstance(source, list)
+        and len(source) == 2
+        and all(np.ndim(part) and hasattr(part, "__array__") for part in source)
+    ):
+        raise UserError(f"{what} is a list of two arrays: give a pair, (inputs, labels)")
     if isinstance(source, tuple) and any(hasattr(part, "toarray") for part in source):
         raise UserError(f"{what} holds a sparse matrix: give matrix.toarray()")
     return _raw(*_collected(source, what), what)

@@ -171,6 +171,8 @@ class _Request(AskedData):
             asked = replace(self, spec=spec, size=self.size or spec.size, domains=spec.domains, doubt=spec == Named())
         if path is not None:
             made = asked.files({"": path}, name if spec else path.stem)
+        elif file := next((c for c in self.reading.label_column if Path(c).suffix in frames.SUFFIXES), ""):
+            raise UserError(f"{file!r} is read as a column: name the data first, then the columns")
         elif self.reading.names_columns or self.reading.schema:
             raise UserError(f"{name} has fixed columns, which cannot be chosen: give local files of it in EKIDEN_DATA")
         else:

@@ -148,7 +148,8 @@ class RunFolder:
         self._about = json.dumps({key: listed[key] for key in _ABOUT if key in listed})
         fresh = not (path / "config.json").exists()
         if fresh and _foreign(path):
-            raise UserError(f"{path} is not empty and not a run folder: choose another folder")
+            what = "is a file" if path.is_file() else "is not empty and not a run folder"
+            raise UserError(f"{path} {what}: choose another folder")
         if not fresh:
             _check(path, config, clients)
         self._clients = clients

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden.base.errors import UserError, counted, unknown
-from ekiden.base.outside import require_extra
+from ekiden.base.outside import require_extra, short
 from ekiden.data.augment import normalise
 from ekiden.data.kinds import Images, Inputs, Table, Tokens, from_json
 from ekiden.data.samples import Dataset, FederatedData, Samples, said_in
@@ -97,12 +97,17 @@ class LoadedModel(nn.Module):
                 return self.forward(self._tensor(x))
         tokens = self.inputs.ragged and x.ndim == 2
         if tuple(x.shape[1:]) != self.shape and not tokens:
-            raise UserError(f"the model takes a batch of samples of shape {self.shape}, not {tuple(x.shape)}")
+            one = ", which is one sample: give x[None]" if tuple(x.shape) == self.shape else ""
+            raise UserError(f"the model takes a batch of samples of shape {self.shape}, not {tuple(x.shape)}{one}")
+        if isinstance(self.inputs, Images) and x.is_floating_point() and len(x) and (top := float(x.amax())) > 2:
+            raise UserError(f"float pixels are from 0 to 1, these go up to {top:g}: scale them, or give uint8 pixels")
         logits: Tensor = self.network(normalise(x, self.mean, self.std))
         return logits
 
     def _tensor(self, x: Any) -> Tensor:
         """Return what is not a tensor as one; arrays have no names of columns, so they cannot be rows of a table."""
+        if isinstance(self.inputs, Images) and isinstance(x, list) and x and isinstance(x[0], list):
+            raise UserError("pixels are a tensor or an array, not a list of lists: give np.array(x)")
         if not isinstance(x, np.ndarray):
             return self.inputs.for_model(x, self.shape)
         if isinstance(self.inputs, Table):
@@ -489,7 +494,7 @@ class Result:
         dataset = str(config["dataset"])
         dataset = Path(dataset).name if Path(dataset).is_absolute() else dataset
         lines = [
-            f"{config['recipe']['method']} on {dataset}: {counted(len(self.clients), 'client')}, "
+            f"{short(config['recipe']['method'])} on {dataset}: {counted(len(self.clients), 'client')}, "
             f"{counted(len(config['classes']), 'class', 'classes')}",
             f"step {self.state.step} of {config['steps']}{measured}{diverged}",
             f"{self.bytes:,} bytes moved in {counted(sum(not row.missing for row in self.ledger), 'transfer')}",

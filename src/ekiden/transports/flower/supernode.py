@@ -98,14 +98,15 @@ def keep_private(file: SiloFile) -> None:
             found.chmod(found.stat().st_mode & 0o700)
 
 
-def tell(file: SiloFile, security: Security, say: Say) -> None:
+def tell(file: SiloFile, security: Security, say: Say, why: str) -> None:
     """Let a silo that cannot take part tell the coordinator why, then end; do nothing if no SuperLink is there."""
     host, _, port = file.link.address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
     except OSError:
         return
-    say(f"{file.name} cannot take part, and tells the coordinator why for {_TELL:.0f} s; Ctrl-C ends that")
+    say(f"{file.name} cannot take part: {why}")
+    say(f"the coordinator is told for {_TELL:.0f} s; Ctrl-C ends that")
     start(file, security, say, seconds=_TELL)
 
 

@@ -81,7 +81,7 @@ def check(plan: RemotePlan[Method]) -> None:
     """Refuse a plan that cannot run between silos."""
     method, clients = plan.recipe.method, plan.names
     if not clients:
-        raise UserError("say which silos take part: --clients NAME,NAME,...")
+        raise UserError("say where the silos are: --federation FOLDER, or --clients NAME,NAME,...")
     if method.traits.pools_data:
         raise UserError(f"{method.title()} brings all data to one place: it runs in simulation only")
     if plan.absent == "skip" and not method.traits.skips:

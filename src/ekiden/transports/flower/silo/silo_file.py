@@ -20,7 +20,7 @@ from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero, Fraction, 
 from ekiden.base.errors import PrivateError, UserError, at, command_line, unknown
 from ekiden.base.files import write
 from ekiden.base.settings import Hardware
-from ekiden.data import ClientData, Dataset, FederatedData, Iid, Reading, Samples, load, split
+from ekiden.data import NAMED, ClientData, Dataset, FederatedData, Iid, Reading, Samples, load, split
 from ekiden.data import schema as schemas
 from ekiden.data.agreement import read_agreed
 from ekiden.data.assemble import AskedData, assemble
@@ -336,6 +336,8 @@ class SiloFile:
             found = known.scaled(assemble([hold(own, reading)], asked))
         else:
             how = reading.chosen()
+            if not own.exists() and data.path not in NAMED and Path(data.path).exists():
+                raise UserError(f"{self.path}: data.path is relative to this file, and there is no {own}")
             with nullcontext() if own.exists() else at(f"{self.path}: data.path"):
                 path = str(own) if own.exists() else data.path
                 found = load(path, size=data.size or None, task=data.task, classes=data.classes or None, **how)
@@ -472,8 +474,8 @@ def make(folder: Path, name: str, address: str, data: str, salt: str = "SECRET")
 
 [data]
 {where} = {json.dumps(data)}
-# to let `ekiden silo sums` tell 8 bytes for each row, by which equal rows of silos are found, see docs/own-data.md
-# (the same 16 to 64 bytes at all silos):
+# label_column = "..."  # of a table; other columns and options as in docs/own-data.md
+# a secret that all silos share finds equal rows between silos, see docs/own-data.md:
 # fingerprints = {json.dumps(salt)}
 
 [link]
