@@ -476,6 +476,21 @@ def test_sums_of_too_many_features_are_refused(tmp_path: Path) -> None:
         far(given, FakeNodes(files), tmp_path / "network", public)
 
 
+def test_no_message_lets_a_run_pass_the_checks_of_its_first_one(tmp_path: Path) -> None:
+    """A coordinator asks what a silo does for a run, which made its folder; a run is bound once it was checked."""
+    file = silo_file(tmp_path, NAMES[1], '[limits]\nmethods = ["fedgram"]\n', trusting=False)
+    agreed = replace(TERMS, recipe=replace(TERMS.recipe, method=FedGram(width=400, **SAFE)))
+    folder = file.folder / "runs" / agreed.run
+    for kind in ("status", "hello", "task", "hello"):
+        said = unpack(Silo(file, mine(NAMES[1])).answer(pack(Ask(kind, agreed.text()))), Answer)[0].error
+        assert ("sums of 400 features show" in said) == (kind != "status")
+        assert not folder.exists()
+    folder.mkdir(parents=True)  # however it came there
+    assert (
+        "sums of 400" in unpack(Silo(file, mine(NAMES[1])).answer(pack(Ask("hello", agreed.text()))), Answer)[0].error
+    )
+
+
 @pytest.mark.parametrize("method", [FedGram(**SAFE), FedKrylov(laps=2, sums="whole", **SAFE)])
 def test_without_a_width_there_are_as_many_features_as_the_smallest_silo_allows(method: Any, tmp_path: Path) -> None:
     """The number is in the signed terms, so a run on one machine with it gives the same bits."""

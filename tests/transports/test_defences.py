@@ -161,6 +161,12 @@ DEFENCES = {
         "pass",
         "tests/transports/test_told_sums.py::test_the_difference_of_two_runs_is_a_patient_and_is_refused",
     ),
+    "a run passes its checks before it is bound": (
+        f"{FLOWER}/silo/participation.py",
+        "first = not admission.bound",
+        "first = not admission.folder.exists()",
+        f"{CRAFTED}::test_no_message_lets_a_run_pass_the_checks_of_its_first_one",
+    ),
     "rows in another coding are compared": (
         f"{FLOWER}/silo/differences.py",
         "if 0 < abs(len(now) - len(one)) < least",

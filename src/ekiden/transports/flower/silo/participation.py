@@ -114,15 +114,20 @@ class Admission:
 
     def bind(self) -> None:
         """Bind the run to its terms on the disk at first contact; later, refuse any others."""
-        if not (self.folder / TERMS).exists():
+        if not self.bound:
             self._make()
             write_once(self.folder / TERMS, self._terms.text().encode())
         self.check()
 
+    @property
+    def bound(self) -> bool:
+        """Whether the run is bound to terms. A folder alone says nothing: all checks come before this."""
+        return (self.folder / TERMS).exists()
+
     def check(self) -> None:
         """Refuse terms that differ from those to which the run is bound, if it is; store nothing."""
         file = self.folder / TERMS
-        if file.exists() and file.read_bytes() != self._terms.text().encode():
+        if self.bound and file.read_bytes() != self._terms.text().encode():
             raise UserError(f"run {self._terms.run} has other terms at {self._name} ({file}): start a new run")
 
     def check_data(self, fingerprint: str) -> None:
@@ -166,16 +171,13 @@ class Admission:
 
     def _make(self) -> None:
         """Make the folder; the age of `lock` is its age."""
-        if not self.folder.exists():
-            kept, most = sum(1 for _ in folders(self._runs)), self._limits.runs
-            if kept >= most:
-                raise UserError(
-                    f"{self._name} keeps {kept} runs, {most} at most (limits.runs in its silo.toml): remove old "
-                    f"folders in {self._runs}, or raise it"
-                )
-            self.folder.mkdir(parents=True, exist_ok=True)
-        elif any(self.folder.glob("*.parcel")):
-            raise UserError(f"{self.folder} is of an older Ekiden and names no terms: remove it, and start a new run")
+        kept, most = sum(1 for path in folders(self._runs) if path != self.folder), self._limits.runs
+        if kept >= most:
+            raise UserError(
+                f"{self._name} keeps {kept} runs, {most} at most (limits.runs in its silo.toml): remove old "
+                f"folders in {self._runs}, or raise it"
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "lock").touch()
 
 
@@ -246,7 +248,7 @@ def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
     dataset = replace(dataset, mean=terms.mean, std=terms.std, augment=terms.augment, task=terms.labels)
     setup = terms.setup(dataset, file.hardware, file.pretrained_folder)
     empty = policy.check_size(file, setup)
-    first = not admission.folder.exists()
+    first = not admission.bound
     module = None if first or terms.has_values else blank(setup.build, empty)  # the values are checked the first time
     setup = replace(setup, build=Copies(setup.build))  # a message may need several
     policy.check_values(file, terms, setup)

@@ -83,14 +83,6 @@ class Shelf:
         with locked(self._folder / "lock"):
             yield
 
-    def busy(self) -> bool:
-        """Return whether a process of this silo is working on the run."""
-        try:
-            with locked(self._folder / "lock", wait=False):
-                return False
-        except OSError:
-            return (self._folder / "lock").exists()
-
     def find(self, place: Place, task: str, digest: str) -> tuple[Done, Encoded] | None:
         """Return the outcome of exactly this request, if it is there and undamaged."""
         try:

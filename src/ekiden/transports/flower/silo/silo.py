@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ekiden.base.errors import PrivateError, UserError
-from ekiden.base.files import Damaged, marked, verified, write
+from ekiden.base.files import Damaged, is_held, marked, verified, write
 from ekiden.base.modular import Masked
 from ekiden.data.curves import Followed
 from ekiden.data.kinds import terms as terms_of
@@ -452,7 +452,7 @@ class Silo:
             self._choose(terms.data)
             if ask.kind == "status":
                 Admission(self._file, terms).check()
-                return pack(Answer(self._file.name, busy=Shelf(self._runs / terms.run, None).busy()))
+                return pack(Answer(self._file.name, busy=is_held(self._runs / terms.run / "lock")))
             run = self._agreed(terms)
             policy.check_lists(self._file.name, terms, ask)
             shelf = Shelf(self._runs / run.terms.run, run.worker.setup.method.traits.private)
