@@ -25,9 +25,9 @@ from ekiden.engine.drive import Row
 from ekiden.engine.evaluation import EvaluateOn, TestSet, divergence
 from ekiden.engine.folder import BESIDE, RunFolder, samples_digest
 from ekiden.engine.method import Method, State, payload_types, task_names
-from ekiden.engine.networks import builder
 from ekiden.engine.run import End, Run, last
 from ekiden.engine.setup import (
+    builder,
     check_clients,
     check_labels,
     check_model,

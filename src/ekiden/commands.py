@@ -28,7 +28,6 @@ from ekiden.results.recalibration import Recalibration, keep_subgroups, model_in
 from ekiden.results.regressions import Baseline
 from ekiden.results.result import LoadedModel, ModelSource, Result
 from ekiden.runs import launch, summary
-from ekiden.runs import queue as queues
 from ekiden.runs.plan import federation_in, in_memory, plan_in, rerun
 from ekiden.serving import audit as audits
 from ekiden.serving import card as cards
@@ -438,7 +437,7 @@ def sweep(
     Raises:
         UserError: the file cannot be read, or runs failed; finished runs are kept.
     """
-    if on not in (places := ("here", *queues.CLUSTERS)):
+    if on not in (places := ("here", *launch.CLUSTERS)):
         raise unknown("place `on`", on, places)
     if queue and on == "here":
         raise UserError('queue is for on="slurm": add that, or leave it out')
@@ -456,7 +455,7 @@ def sweep(
     if jobs and on == "here":
         launch.execute(jobs, note, cores, apart=True)
     elif jobs:
-        queues.execute(jobs, path, budget, device, on, queue or {}, note)
+        launch.submit(jobs, path, budget, device, on, queue or {}, note)
     outcomes.end()
     if failed := outcomes.failed:
         name, why = next(iter(failed.items()))

@@ -12,7 +12,7 @@ from ekiden.base.settings import Training
 from ekiden.engine.evaluation import EvaluateOn
 from ekiden.engine.method import Method
 from ekiden.methods import method_named, name_of
-from ekiden.models import training_part
+from ekiden.models.split import parse_part
 from ekiden.training import private
 from ekiden.training.private import DP
 
@@ -54,7 +54,7 @@ class Recipe(Checked, Generic[M_co]):
 
     def __post_init__(self) -> None:
         """Refuse a part of the network that cannot be trained, and privacy where nothing can be promised."""
-        training_part.parsed(self.train)
+        parse_part(self.train)
         if self.training.class_weights != "none" and not self.method.traits.weighs:
             raise UserError(
                 f"{self.method.title()} does not train on a loss in which classes have weights: leave out "

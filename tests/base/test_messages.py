@@ -14,7 +14,7 @@ from ekiden.data import Reading
 from ekiden.methods import METHODS
 
 SOURCE = Path(ekiden.__file__).parent
-ONLY_COMMANDS = ("cli/", "tables/", "transports/flower/", "runs/plan.py", "runs/queue.py")
+ONLY_COMMANDS = ("cli/", "tables/", "transports/flower/", "runs/plan.py", "runs/launch.py")
 """Code of which Python has no function, or whose functions take a plan of the command line."""
 
 

@@ -11,7 +11,7 @@ from ekiden.base.errors import UserError
 from ekiden.conformance.small_runs import settings
 from ekiden.data.tasks import Classification
 from ekiden.engine.method import Method, Size
-from ekiden.engine.networks import GivenNetwork, Prepared, of_method
+from ekiden.engine.setup import GivenNetwork, Prepared, of_method
 from ekiden.methods import FedELMY, FedOV, FedTasuki, MAEcho
 from ekiden.models.split import SplitNetwork
 from ekiden.training import frozen

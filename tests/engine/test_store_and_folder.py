@@ -31,7 +31,7 @@ from ekiden.engine import wire
 from ekiden.engine.federation import Fed
 from ekiden.engine.folder import Marks, RunFolder, read_config, read_lines
 from ekiden.engine.method import Method, State, Traits, on_client
-from ekiden.engine.networks import read_model
+from ekiden.engine.setup import read_model
 from ekiden.engine.store import FolderJournal, Store, read
 from ekiden.engine.transport import Transfer
 from ekiden.engine.wire import Ref

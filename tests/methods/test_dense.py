@@ -14,7 +14,7 @@ from ekiden.conformance.small_runs import Tiny
 from ekiden.data import federate
 from ekiden.data.tasks import Classification
 from ekiden.engine.federation import Fed
-from ekiden.engine.networks import as_module
+from ekiden.engine.setup import as_module
 from ekiden.methods import DENSE
 from ekiden.methods.one_shot.blocks.ensemble import Distilled, EnsembleModel, SampleGenerator, batches, softened
 from ekiden.methods.one_shot.dense import Statistics, disagreement

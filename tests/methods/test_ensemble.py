@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.conformance.small_runs import Tiny
 from ekiden.engine.method import Method, Size
-from ekiden.engine.networks import read_model
+from ekiden.engine.setup import read_model
 from ekiden.methods import Ensemble
 from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel, Rule, join
 from ekiden.recipe import Recipe

@@ -16,7 +16,7 @@ from ekiden.conformance.small_runs import Tiny
 from ekiden.data.tasks import Classification
 from ekiden.engine import wire
 from ekiden.engine.method import Size
-from ekiden.engine.networks import of_method
+from ekiden.engine.setup import of_method
 from ekiden.engine.transport import ClientMissing
 from ekiden.methods import FedGram
 from ekiden.methods.exact.blocks import gaussian_heads as heads

@@ -16,7 +16,7 @@ from ekiden.base.settings import Training
 from ekiden.cli.app import main
 from ekiden.conformance.small_runs import Tiny
 from ekiden.engine.folder import read_config
-from ekiden.engine.networks import read_model
+from ekiden.engine.setup import read_model
 from ekiden.methods import FedGram, FedSeq, Local
 from ekiden.models.split import as_split
 from ekiden.recipe import Recipe

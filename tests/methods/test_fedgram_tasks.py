@@ -16,7 +16,7 @@ from ekiden import FederatedData, Hardware, Training, UserError, federate, load_
 from ekiden.conformance.small_runs import Tiny
 from ekiden.data.tasks import MultiLabel, Regression, Task
 from ekiden.engine.method import Method, Size
-from ekiden.engine.networks import of_method
+from ekiden.engine.setup import of_method
 from ekiden.methods import FedAvg, FedGram, FedSeq, with_lap
 from ekiden.methods.exact.blocks.gaussian_heads import GRID
 from ekiden.models.split import as_split

@@ -14,7 +14,7 @@ from ekiden import FederatedData, Hardware, UserError, federate, run
 from ekiden.conformance.small_runs import Tiny
 from ekiden.data.tasks import Classification, MultiLabel, Regression, Task
 from ekiden.engine.method import Size
-from ekiden.engine.networks import of_method
+from ekiden.engine.setup import of_method
 from ekiden.engine.worker import Client
 from ekiden.methods import FedGram, FedKrylov
 from ekiden.methods.exact.blocks.fixed_features import ShortColumns, features_of

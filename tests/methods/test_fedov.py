@@ -15,7 +15,7 @@ from ekiden.conformance.small_runs import Tiny
 from ekiden.data import federate, load
 from ekiden.data.samples import Samples
 from ekiden.engine.method import Method, Size
-from ekiden.engine.networks import read_model
+from ekiden.engine.setup import read_model
 from ekiden.methods import Ensemble, FedOV
 from ekiden.methods.one_shot.fedov import Mixed, OpenSet, Vote, attack, without
 from ekiden.models.split import widen

@@ -22,7 +22,7 @@ from ekiden.engine.method import Size
 from ekiden.engine.wire import Ref
 from ekiden.engine.worker import Client, Setup, Worker
 from ekiden.methods import FedSeq, FedTasuki
-from ekiden.methods.chain.blocks.distillation import Distillation, Form, divergence, kl, scrambled
+from ekiden.methods.blocks.distillation import Distillation, Form, divergence, kl, scrambled
 from ekiden.methods.chain.fedtasuki import TeacherHandoff, measure, size
 from ekiden.methods.chain.fedtasuki import measure_means as means_of
 from ekiden.methods.chain.fedtasuki import size_of_means as means_size

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ekiden import FederatedData, Hardware, Training, UserError, models, run
 from ekiden.conformance.small_runs import Tiny
 from ekiden.engine.method import Method, Size
-from ekiden.engine.networks import read_model
+from ekiden.engine.setup import read_model
 from ekiden.methods import PFNM, Average
 from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan, judge

@@ -14,7 +14,7 @@ from ekiden.data.tasks import Classification
 from ekiden.engine.method import Size
 from ekiden.engine.wire import Ref
 from ekiden.methods import FedSeq, SFedKD
-from ekiden.methods.chain.blocks.distillation import kl
+from ekiden.methods.blocks.distillation import kl
 from ekiden.methods.chain.sfedkd import (
     Lesson,
     Taught,

@@ -12,7 +12,7 @@ from torch import nn
 
 from ekiden import FederatedData, Hardware, UserError, federate, run
 from ekiden.conformance.small_runs import Tiny
-from ekiden.engine.networks import as_module
+from ekiden.engine.setup import as_module
 from ekiden.methods import FedGram, SLOTAlign
 from ekiden.methods.exact.slot_align import Alignment, Gaussian, ledoit_wolf
 from ekiden.models.split import as_split

@@ -22,7 +22,7 @@ from torch import Tensor
 from ekiden import FederatedData, Hardware, Training, Trees, UserError, federate, predict, run
 from ekiden.conformance.small_runs import Tiny
 from ekiden.data.tasks import Regression
-from ekiden.engine.networks import of_method
+from ekiden.engine.setup import of_method
 from ekiden.engine.worker import Job, Setup, Worker
 from ekiden.methods.exact.trees import Bins, Histogram, Splits, _derivatives, grouped
 from ekiden.training.network import Network

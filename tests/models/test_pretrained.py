@@ -17,8 +17,7 @@ from ekiden import load_model, models
 from ekiden.base.errors import UserError
 from ekiden.data.kinds import Tokens
 from ekiden.models.pretrained import LITE, load_weights
-from ekiden.models.split import SplitNetwork
-from ekiden.models.training_part import blocks
+from ekiden.models.split import SplitNetwork, blocks
 
 
 def network(classes: int) -> Any:

@@ -11,8 +11,7 @@ from ekiden import Training, run
 from ekiden.base.errors import UserError
 from ekiden.data import FederatedData
 from ekiden.models import build
-from ekiden.models.split import SplitNetwork
-from ekiden.models.training_part import Adapters, blocks, freeze, parsed
+from ekiden.models.split import Adapters, SplitNetwork, blocks, freeze, parse_part
 from ekiden.training import frozen
 from ekiden.training.network import Network, fresh
 from ekiden.training.weights import mean
@@ -30,14 +29,14 @@ def wide() -> Any:
                                   "lora:r=8,factors=a"])  # fmt: skip
 def test_other_words_are_refused(text: str) -> None:
     with pytest.raises(UserError, match="train "):
-        parsed(text)
+        parse_part(text)
 
 
 def test_words() -> None:
-    assert parsed("all") == "all"
-    assert parsed("last:2") == 2
-    assert parsed("lora") == Adapters(8, 16.0, (), False)
-    assert parsed("lora:r=4,targets=query+value,factors=both") == Adapters(4, 8.0, ("query", "value"), True)
+    assert parse_part("all") == "all"
+    assert parse_part("last:2") == 2
+    assert parse_part("lora") == Adapters(8, 16.0, (), False)
+    assert parse_part("lora:r=4,targets=query+value,factors=both") == Adapters(4, 8.0, ("query", "value"), True)
 
 
 @pytest.mark.parametrize(("name", "shape", "count"), [("lenet", (3, 32, 32), 4), ("resnet18", (3, 32, 32), 9)])
@@ -51,7 +50,7 @@ def test_blocks_are_children_with_parameters_and_norms_belong_to_what_they_follo
 @pytest.mark.parametrize(("part", "error"), [("last:3", "2 blocks"), ("lora:targets=query", "'query'")])
 def test_parts_that_a_network_does_not_have_are_refused(part: str, error: str) -> None:
     with pytest.raises(UserError, match=error):
-        freeze(wide(), parsed(part))
+        freeze(wide(), parse_part(part))
 
 
 def test_a_network_without_a_head_is_refused() -> None:
@@ -61,7 +60,7 @@ def test_a_network_without_a_head_is_refused() -> None:
 
 @pytest.mark.slow
 def test_adapters_begin_without_a_difference_and_only_the_second_factors_travel() -> None:
-    plain, module = wide(), frozen.fix(freeze(wide(), parsed("lora:r=2")))
+    plain, module = wide(), frozen.fix(freeze(wide(), parse_part("lora:r=2")))
     x = torch.randn(5, 4)
     assert torch.equal(module(x), plain(x))
     assert len(Network(module).params) == 2 * 12 + 2 * 8 + 8 * 3 + 3
@@ -79,7 +78,7 @@ def outer(network: Network, params: torch.Tensor) -> torch.Tensor:
 def trained(part: str) -> tuple[Network, list[torch.Tensor]]:
     """A network, and the values of two clients that moved away from it in different ways."""
     torch.manual_seed(0)
-    network = Network(frozen.fix(freeze(wide(), parsed(part))))
+    network = Network(frozen.fix(freeze(wide(), parse_part(part))))
     return network, [network.params + 0.5 * torch.randn(len(network.params)) for _ in range(2)]
 
 

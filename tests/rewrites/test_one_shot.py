@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ekiden.engine.networks import builder
+from ekiden.engine.setup import builder
 from ekiden.methods import FAFI, Average, Ensemble, FedFisher, FedLPA, FisherMerging, MAEcho, OTFusion, RegMean
 from ekiden.models import SplitNetwork
 from tests.rewrites.plain import (

@@ -19,7 +19,7 @@ import ekiden
 from ekiden.base.errors import UserError
 from ekiden.cli.app import call
 from ekiden.engine.folder import read_lines
-from ekiden.runs import queue
+from ekiden.runs import launch
 
 TABLE = """title = "digits"
 seeds = [0, 1]
@@ -62,7 +62,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         def batch(self) -> Any:
             return nullcontext()
 
-        def submit(self, command: queue.Command) -> Job:
+        def submit(self, command: launch.Command) -> Job:
             words: Sequence[str] = pickle.loads(pickle.dumps(command))._words  # as submitit does
             self._folder.mkdir(exist_ok=True, parents=True)
             log = self._folder / f"{words[-1]}.err"
@@ -72,10 +72,10 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
                 log.write_text(f"a warning\nekiden: {error}\nlast words\n")
             return Job(log)
 
-    monkeypatch.setattr(queue, "submitit", SimpleNamespace(AutoExecutor=Executor))
-    monkeypatch.setattr(queue, "require_extra", lambda *needed: None)
-    monkeypatch.setattr(queue, "_POLL", {"slurm": 0.0})
-    monkeypatch.setattr(queue, "_queued", lambda: next(answers, set()))
+    monkeypatch.setattr(launch, "submitit", SimpleNamespace(AutoExecutor=Executor))
+    monkeypatch.setattr(launch, "require_extra", lambda *needed: None)
+    monkeypatch.setattr(launch, "_POLL", {"slurm": 0.0})
+    monkeypatch.setattr(launch, "_queued", lambda: next(answers, set()))
     return asked
 
 
@@ -143,8 +143,8 @@ def test_a_requeued_job_is_the_same_command_and_its_child_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     helpers = SimpleNamespace(DelayedSubmission=lambda command: command)
-    monkeypatch.setattr(queue, "submitit", SimpleNamespace(helpers=helpers))
-    command = queue.Command([sys.executable, "-c", "import time; time.sleep(60)"], str(tmp_path))
+    monkeypatch.setattr(launch, "submitit", SimpleNamespace(helpers=helpers))
+    command = launch.Command([sys.executable, "-c", "import time; time.sleep(60)"], str(tmp_path))
     monkeypatch.setattr("subprocess.Popen.wait", lambda self: 0)
     command()
     child = command._child

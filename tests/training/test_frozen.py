@@ -13,8 +13,7 @@ from ekiden import Training, run
 from ekiden.base.errors import UserError
 from ekiden.data import FederatedData
 from ekiden.methods import FedGram
-from ekiden.models.split import SplitNetwork
-from ekiden.models.training_part import freeze
+from ekiden.models.split import SplitNetwork, freeze
 from ekiden.training import frozen
 from ekiden.training.network import Network, fresh
 

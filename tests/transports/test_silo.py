@@ -19,9 +19,10 @@ from ekiden.base.errors import UserError
 from ekiden.data.augment import Augment
 from ekiden.data.kinds import Images
 from ekiden.data.kinds import terms as inputs_text
-from ekiden.engine import networks, wire
+from ekiden.engine import wire
 from ekiden.engine.folder import code_version
 from ekiden.engine.method import INITIAL, Method
+from ekiden.engine.setup import initial_weights
 from ekiden.engine.wire import Ref
 from ekiden.methods import Ensemble, FedELMY, FedSeq, Local
 from ekiden.recipe import Recipe
@@ -101,7 +102,7 @@ def model(agreed: Agreement = TERMS) -> Weights:
     from ekiden.data import Dataset, Samples
 
     none = Samples(torch.empty(0, 1, 8, 8), torch.empty(0, dtype=torch.int64))
-    return networks.initial_weights(agreed.setup(Dataset("none", none, none, agreed.classes), Hardware(threads=1)))
+    return initial_weights(agreed.setup(Dataset("none", none, none, agreed.classes), Hardware(threads=1)))
 
 
 def test_what_an_error_says_of_a_sample_stays_at_the_silo(file: SiloFile, monkeypatch: pytest.MonkeyPatch) -> None:

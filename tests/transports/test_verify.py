@@ -23,7 +23,7 @@ from ekiden.engine import wire
 from ekiden.engine.counting import counting_of
 from ekiden.engine.folder import Marks, read_lines
 from ekiden.engine.method import INITIAL, Method, Model
-from ekiden.engine.networks import as_module
+from ekiden.engine.setup import as_module
 from ekiden.engine.store import read
 from ekiden.engine.wire import Ref
 from ekiden.engine.worker import Setup

@@ -23,9 +23,8 @@ from ekiden.data.tasks.base import measured
 from ekiden.engine.figures import Figures
 from ekiden.engine.folder import read_config
 from ekiden.engine.method import Method
-from ekiden.engine.networks import read_model
 from ekiden.engine.ranked import Wanted
-from ekiden.engine.setup import check_same_data
+from ekiden.engine.setup import check_same_data, read_model
 from ekiden.engine.subgroups import check_divisions, divisions
 from ekiden.results.recalibration import Recalibration, keep_subgroups, model_in
 from ekiden.results.regressions import baseline_of

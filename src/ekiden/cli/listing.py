@@ -12,7 +12,7 @@ from ekiden.cli.console import console, first_line, print_json
 from ekiden.commands import available
 from ekiden.data.tasks import Classification
 from ekiden.engine.method import Method, Size
-from ekiden.engine.networks import of_method
+from ekiden.engine.setup import of_method
 from ekiden.methods import METHODS
 from ekiden.training.network import Network
 

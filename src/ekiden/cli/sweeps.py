@@ -17,7 +17,7 @@ from ekiden.base.outside import require_extra
 from ekiden.cli.console import console, print_json, telling
 from ekiden.results import tracking
 from ekiden.results.clock import devices_of
-from ekiden.runs import launch, queue
+from ekiden.runs import launch
 from ekiden.runs.launch import Board, RunEnd
 from ekiden.runs.summary import divergence
 from ekiden.tables import ledger, sweep, verdicts
@@ -70,7 +70,7 @@ def run_sweep(options: SweepOptions, tell: Callable[[Any], None]) -> None:
         raise UserError("--reuse needs --records, the file that keeps them for this experiment: add it")
     if options.queue and options.on == "here":
         raise UserError("--queue is for --on slurm: add that, or leave it out")
-    asked = queue.settings(options.queue)
+    asked = launch.queue_settings(options.queue)
     tracking.check(options.track, Path())
     swept = sweep.plan_sweep(options.file, options.budget, options.out, options.records, options.reuse)
     cells = sweep.select(swept.experiment.cells, options.only, options.without)
@@ -156,7 +156,7 @@ def _do(
         if options.on == "here":
             launch.execute(jobs, report, options.cores, apart=True)
             return
-        queue.execute(jobs, options.file, options.budget, options.device, options.on, asked, report)
+        launch.submit(jobs, options.file, options.budget, options.device, options.on, asked, report)
 
 
 def _listed(swept: Sweep, cells: Sequence[Cell]) -> Table:

@@ -21,7 +21,7 @@ from ekiden.conformance.small_runs import CLIENTS, Broken, Subject, Tiny, blobs,
 from ekiden.data.tasks import Classification
 from ekiden.engine.folder import RunFolder
 from ekiden.engine.method import Method, Size, payload_types, task_names
-from ekiden.engine.networks import of_method
+from ekiden.engine.setup import of_method
 from ekiden.methods import SCAFFOLD, FedGram, FedSeq, MetaFed
 from ekiden.recipe import Recipe
 from ekiden.results.result import Result

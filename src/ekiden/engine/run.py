@@ -15,7 +15,7 @@ from ekiden.engine.drive import models as models_of
 from ekiden.engine.evaluation import Built
 from ekiden.engine.folder import Marks, RunFolder, Trace
 from ekiden.engine.method import State
-from ekiden.engine.networks import write_models
+from ekiden.engine.setup import write_models
 from ekiden.engine.transport import Interrupted, Transport
 from ekiden.engine.worker import Setup
 from ekiden.training.weights import Weights

@@ -1,7 +1,10 @@
-"""A network in two named parts, features and head, and a head with more outputs than classes."""
+"""A network in two named parts, features and head; a head with more outputs than classes; and what of it is trained."""
 
-from collections.abc import Callable
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import MethodType
 from typing import Protocol, cast
 
 import torch
@@ -89,3 +92,177 @@ def _wider(layer: nn.Module, extra: int) -> nn.Linear:
         if bias:
             wider.bias[:old] = layer.bias
     return wider
+
+
+FIRST, SECOND = "lora_A.default", "lora_B.default"  # How the names of layers that hold A and B end
+_FORMS = "all, head, last:K, or lora:r=8,alpha=16,targets=a+b,factors=b"
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """Adapters: products of low rank that are added to layers, W + (alpha / r)·B·A."""
+
+    r: int = 8  # rank, rows of A
+    alpha: float = 16.0  # scale, as in the papers
+    # last part of the layers' names. If empty: all linear layers of the features or, if there are none, all
+    # convolutions.
+    targets: tuple[str, ...] = ()
+    # train A too. Otherwise A keeps its initial values, which are the same everywhere, so that the average of the B
+    # gives the average of the products.
+    both: bool = False
+
+
+Part = str | int | Adapters  # all, head; the number of last blocks; or adapters
+
+
+def parse_part(text: str) -> Part:
+    """Return the part that is trained, read from a text."""
+    kind, _, rest = text.partition(":")
+    if text in ("all", "head"):
+        return text
+    if kind == "last" and re.fullmatch(r"[1-9]\d{0,3}", rest):
+        return int(rest)
+    if kind == "lora":
+        return _adapters(text, rest)
+    raise UserError(f"--train {text!r} is not a part of a network: write {_FORMS}")
+
+
+def check_part(text: str, method: str, *, averages: bool) -> None:
+    """Refuse to train both factors of adapters if a method averages models: the average would be wrong."""
+    part = parse_part(text)
+    if averages and isinstance(part, Adapters) and part.both:
+        raise UserError(
+            f"{method} averages models, and the mean of products B·A is not the product of the means: leave out "
+            "factors=both, so that A is the same everywhere and the average exact"
+        )
+
+
+def _adapters(text: str, rest: str) -> Adapters:
+    wrong = UserError(f"--train {text!r} does not describe adapters: write lora:r=8,alpha=16,targets=a+b,factors=b")
+    values = dict(pair.partition("=")[::2] for pair in filter(None, rest.split(",")))
+    if set(values) - {"r", "alpha", "targets", "factors"} or values.get("factors", "b") not in ("b", "both"):
+        raise wrong
+    try:
+        r = int(values.get("r", 8))
+        alpha = float(values.get("alpha", 2 * r))
+    except ValueError:
+        raise wrong from None
+    if not 1 <= r <= 4096 or not 0 < alpha < float("inf"):
+        raise wrong
+    targets = tuple(filter(None, values.get("targets", "").split("+")))
+    return Adapters(r, alpha, targets, values.get("factors") == "both")
+
+
+def freeze(module: nn.Module, part: Part) -> nn.Module:
+    """Let only `part` of `module` need gradients, and insert adapters."""
+    if part == "all":
+        return module
+    head = _head(module)
+    chosen: list[nn.Module] = [head]
+    module.requires_grad_(False)
+    if isinstance(part, int):
+        features = getattr(module, "features", None)
+        if not isinstance(features, nn.Module):
+            features = nn.ModuleList(child for child in module.children() if child is not head)
+        found = blocks(features)
+        if part > len(found):
+            raise UserError(f"--train last:{part}: the network has {len(found)} blocks before its head: choose fewer")
+        chosen += [member for block in found[-part:] for member in block]
+    if isinstance(part, Adapters):
+        _adapt(module, head, part)
+    for each in chosen:
+        each.requires_grad_(True)
+    return module
+
+
+def blocks(features: nn.Module) -> list[list[nn.Module]]:
+    """Return the blocks of the feature part: its children that hold parameters.
+
+    A list of modules, or a module with one child that has parameters, counts as its children. A part that has only
+    vectors (a normalisation) belongs to the block before it.
+    """
+    while len(inner := [c for c in features.children() if next(c.parameters(), None) is not None]) == 1:
+        if not any(True for _ in inner[0].children()):
+            break
+        features = inner[0]
+    found: list[list[nn.Module]] = []
+    for child in _children(features):
+        if found and all(p.dim() < 2 for p in child.parameters()):
+            found[-1].append(child)
+        else:
+            found.append([child])
+    return found
+
+
+def _children(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        inner = [c for c in child.children() if next(c.parameters(), None) is not None]
+        own = next(child.parameters(recurse=False), None) is not None
+        if isinstance(child, nn.ModuleList) or (len(inner) == 1 and not own and len(list(child.children())) == 1):
+            yield from _children(child)
+        elif own or inner:
+            yield child
+
+
+def _head(module: nn.Module) -> nn.Module:
+    head = getattr(module, "head", None)
+    if not isinstance(head, nn.Module) or next(head.parameters(), None) is None:
+        raise UserError(
+            "--train other than all needs to know the classifier: name that part of the network `head`, as in "
+            "`self.head = nn.Linear(84, 10)`"
+        )
+    return head
+
+
+def _adapt(module: nn.Module, head: nn.Module, part: Adapters) -> None:
+    """Put adapters into the layers of the features."""
+    names = _targets(module, head, part.targets)
+    try:
+        from peft import LoraConfig, inject_adapter_in_model  # noqa: PLC0415  (takes seconds; few runs need it)
+    except ImportError as error:
+        raise UserError(f'--train lora needs peft ({error}): pip install "ekiden[hf]"') from None
+    config = LoraConfig(r=part.r, lora_alpha=part.alpha, target_modules=names, lora_dropout=0.0)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # peft itself finds out which layers keep their weight transposed
+            inject_adapter_in_model(config, module)
+    except ValueError as error:
+        raise UserError(f"--train lora: {str(error).splitlines()[0]}") from None
+    module.requires_grad_(False)
+    for name, inner in module.named_modules():
+        if name.endswith((FIRST, SECOND)):
+            first = name.endswith(FIRST)
+            inner.requires_grad_(part.both or not first)
+            if not first:  # a network with new values also begins without a difference
+                inner.__dict__["reset_parameters"] = MethodType(_zero, inner)
+
+
+def _targets(module: nn.Module, head: nn.Module, wanted: Sequence[str]) -> list[str]:
+    inside = {id(m) for m in head.modules()}
+    layers = {name: m for name, m in module.named_modules() if id(m) not in inside and _adaptable(m)}
+    if wanted:
+        found = [n for n in layers if any(n == w or n.endswith(f".{w}") for w in wanted)]
+        for target in wanted:
+            if not any(n == target or n.endswith(f".{target}") for n in layers):
+                last = sorted({n.rpartition(".")[2] for n in layers})
+                raise UserError(
+                    f"--train lora: no layer of the features is called {target!r}: choose from {', '.join(last)}"
+                )
+        return found
+    linear = [n for n, m in layers.items() if not isinstance(m, nn.Conv2d)]
+    found = linear or list(layers)
+    if not found:
+        raise UserError("--train lora: the features have no linear layer and no convolution: choose head or last:K")
+    return found
+
+
+def _adaptable(module: nn.Module) -> bool:
+    kind = type(module)
+    if kind is nn.Conv2d:
+        return bool(module.groups == 1)
+    return kind is nn.Linear or kind.__name__ == "Conv1D"
+
+
+def _zero(layer: nn.Module) -> None:
+    for tensor in layer.parameters():
+        nn.init.zeros_(tensor)

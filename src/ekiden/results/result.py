@@ -23,8 +23,7 @@ from ekiden.engine.drive import Row
 from ekiden.engine.evaluation import Built, TestSet
 from ekiden.engine.folder import PassesOf, settings_in
 from ekiden.engine.method import State
-from ekiden.engine.networks import as_module
-from ekiden.engine.setup import check_model, resolved_hardware, why_unusable
+from ekiden.engine.setup import as_module, check_model, resolved_hardware, why_unusable
 from ekiden.engine.subgroups import check_divisions, divisions
 from ekiden.engine.transport import Transfer
 from ekiden.engine.worker import Setup, Worker

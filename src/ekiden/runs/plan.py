@@ -19,12 +19,11 @@ from ekiden.data.holdings import located_silo
 from ekiden.data.partition import Unmet
 from ekiden.data.samples import Origin
 from ekiden.data.tasks import task_of
-from ekiden.engine import networks
 from ekiden.engine.drive import Row
 from ekiden.engine.evaluation import TestSet
 from ekiden.engine.folder import read_config, settings_in
 from ekiden.engine.method import Method
-from ekiden.engine.setup import check_model, check_same_data, resolved_hardware, why_unusable
+from ekiden.engine.setup import builder, check_model, check_same_data, resolved_hardware, why_unusable
 from ekiden.engine.worker import Setup, Watch, Worker
 from ekiden.methods import method_named
 from ekiden.recipe import Recipe, recipe_of
@@ -276,7 +275,7 @@ def rerun(
 def judge(plan: Plan[Method], own: FederatedData, data: FederatedData) -> TestSet:
     """Return what measures models that `plan` trained on `own` on the test samples of `data`, on the CPU."""
     recipe = plan.recipe
-    build = networks.builder(recipe.model, own, recipe.seed, recipe.method, recipe.train, recipe.pretrained)
+    build = builder(recipe.model, own, recipe.seed, recipe.method, recipe.train, recipe.pretrained)
     device = "cpu" if why_unusable(plan.hardware.device) else plan.hardware.device
     hardware = resolved_hardware(replace(plan.hardware, device=device), 1, build)
     # Samples are prepared as in training, because the network knows no other scale of the pixels.

@@ -16,7 +16,7 @@ from ekiden.data.samples import FederatedData, said_in
 from ekiden.engine.evaluation import Built
 from ekiden.engine.folder import config_digest, read_config, read_ledger, read_lines, read_passes, read_state
 from ekiden.engine.method import Method
-from ekiden.engine.networks import GivenNetwork, Made, NamedNetwork, Prepared, as_module, of_method, read_model
+from ekiden.engine.setup import GivenNetwork, Made, NamedNetwork, Prepared, as_module, of_method, read_model
 from ekiden.engine.transport import Transfer
 from ekiden.recipe import recipe_of
 from ekiden.results.recalibration import Recalibration

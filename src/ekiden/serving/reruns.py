@@ -16,8 +16,7 @@ from ekiden.base.files import path_of
 from ekiden.data.samples import FederatedData, held_by
 from ekiden.engine.folder import data_differences, model_differences, read_config
 from ekiden.engine.method import Method
-from ekiden.engine.networks import builder
-from ekiden.engine.setup import describe_model
+from ekiden.engine.setup import builder, describe_model
 from ekiden.engine.worker import Setup
 from ekiden.methods import among
 from ekiden.recipe import Recipe, recipe_of

@@ -1,25 +1,13 @@
 """The ledger of reproduction: results of sweeps next to the printed values, as a Markdown page."""
 
-import json
-import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from io import BytesIO
-from pathlib import Path
 from statistics import mean
 from textwrap import fill
 
-from PIL import Image
-from torch import Tensor
-
 from ekiden.base.errors import UserError, counted
-from ekiden.data import NAMED, Named, Reading, load
-from ekiden.data.copies import fingerprints
-from ekiden.data.holdings import hold
-from ekiden.data.kinds import Images
-from ekiden.data.undecoded import Raw
 from ekiden.runs.summary import duration, metric_of, size
 from ekiden.tables.experiment import PAPER, Experiment
 from ekiden.tables.sweep import Sweep, failures
@@ -56,6 +44,7 @@ seeds, in %. Printed values are from the papers.
 - Paired differences are over the seeds that both have, ± s/√n. If some are missing, a number in brackets says how many
   there are. The best other method is the one with the smallest difference, except forms of the same method and methods
   that pool the data.
+- [Data sets of our runs](experiments.md#data-sets-of-our-runs) says what was done to their images.
 """
 
 
@@ -109,15 +98,14 @@ def page(sweeps: Sequence[Sweep], old: str = "") -> str:
     """
     if old and not old.startswith(_TITLE):
         raise UserError("the file to write exists and is not a ledger: choose another one by --write")
-    before, *parts = re.split(r"^## ", old, flags=re.MULTILINE)
+    _, *parts = re.split(r"^## ", old, flags=re.MULTILINE)
     # The command that makes a section names the experiment file and the budget, and so the sweep.
     sections = {_command(part): f"## {part.rstrip()}\n" for part in parts}
     alike: dict[str, list[Sweep]] = {}
     for sweep in sweeps:
         alike.setdefault(sweep.command, []).append(sweep)
     sections |= {command: section(*found) for command, found in alike.items()}
-    data = [cell.plan.data for sweep in sweeps for cell in sweep.experiment.cells if cell.plan]
-    return "\n".join([_HEAD, *paragraph_on_copies(data, before), *sections.values()])
+    return "\n".join([_HEAD, *sections.values()])
 
 
 def _command(part: str) -> str:
@@ -241,66 +229,3 @@ def _environment(results: Sequence[CellResult]) -> str:
             f"Ekiden {run.config.get('ekiden', 'unknown')}, PyTorch {given.get('torch') or 'unknown'}, {device}"
         )
     return f"{'; '.join(sorted(versions))}; {duration(sum(run.seconds for run in runs))} of computing in all"
-
-
-NOTES = "info.json"
-_NOTED = ("fidelity", "split")  # entries of such a file that say what was done to the images
-_COPIES = (
-    "**Data sets used.** A test image equals a training image if all pixels are the same, at the size that the "
-    "networks are given."
-)
-_COPY = re.compile(r"^- `([^`]+)`: .*(?:\n  .*)*", flags=re.MULTILINE)
-
-
-def paragraph_on_copies(names: Iterable[str], old: str = "") -> list[str]:
-    """Return the lines of a Markdown paragraph about data sets; none if there is nothing to say."""
-    said = {found[1]: found[0] for found in _COPY.finditer(old)}
-    for name in dict.fromkeys(names):
-        if copy := copy_described(name):
-            said[name] = fill(f"- `{name}`: {copy}", 118, subsequent_indent="  ", break_on_hyphens=False)
-    return [fill(_COPIES, 118), "", *(said[name] for name in sorted(said)), ""] if said else []
-
-
-def copy_described(name: str) -> str:
-    """Describe the copy of a data set in `$EKIDEN_DATA`; empty if there is none."""
-    root = os.environ.get("EKIDEN_DATA")
-    folder = Path(root).expanduser() / name if root else Path(name)
-    if not root or not folder.is_dir() or Path(name).is_absolute():
-        return ""
-    spec = NAMED.get(name, Named())
-    parts = hold(folder, Reading(), usual=spec.columns).parts
-    data = load(name)
-    train, test = len(data.train), len(data.test)
-    equal = equal_images(data.train.x, data.test.x)
-    first = f"{train} training and {test} test images, {_encoding(parts)}"
-    shown = f"the networks get {spec.size} x {spec.size} pixels" if spec.size else ""
-    same = f"{equal} of the {test} test images equal{'s' if equal == 1 else ''} a training image"
-    return f"{'; '.join(filter(None, [first, *_noted(folder), shown]))}. {same[0].upper()}{same[1:]}."
-
-
-def equal_images(train: Tensor, test: Tensor) -> int:
-    """Return how many of the test images equal a training image, pixel by pixel."""
-    known = set(fingerprints(train, Images(), b""))
-    return sum(image in known for image in fingerprints(test, Images(), b""))
-
-
-def _encoding(parts: Iterable[Raw]) -> str:
-    """Return formats and sizes of the files' images, such as "JPEG of 32 x 32 pixels"."""
-    kinds: Counter[str] = Counter()
-    for encoded in (image for part in parts for image in part.images):
-        if isinstance(encoded, bytes | Path):
-            with Image.open(BytesIO(encoded) if isinstance(encoded, bytes) else encoded) as image:
-                kinds[f"{image.format} of {image.width} x {image.height} pixels"] += 1
-    common = [kind if len(kinds) == 1 else f"{n} {kind}" for kind, n in kinds.most_common(3)]
-    return ", ".join([*common, "others"] if len(kinds) > len(common) else common)
-
-
-def _noted(folder: Path) -> list[str]:
-    """Return what is noted next to the files."""
-    try:
-        notes = json.loads((folder / NOTES).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
-    values = [notes.get(key) for key in _NOTED] if isinstance(notes, dict) else []
-    texts = [" ".join(value.split()) if isinstance(value, str) else "" for value in values]
-    return [f"{key} as noted: {text}" for key, text in zip(_NOTED, texts, strict=False) if text]

@@ -23,7 +23,7 @@ from ekiden.base.errors import UserError
 from ekiden.data.samples import ClientData
 from ekiden.engine import wire
 from ekiden.engine.method import INITIAL, State, payload_types
-from ekiden.engine.networks import initial_weights
+from ekiden.engine.setup import initial_weights
 from ekiden.engine.store import FolderJournal, Store
 from ekiden.engine.transport import ClientMissing, Request, Transport, live_refs, resolve
 from ekiden.engine.wire import Ref

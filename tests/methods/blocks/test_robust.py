@@ -12,7 +12,7 @@ import torch
 from ekiden import DivergenceWarning, FederatedData, Hardware, Training, UserError, federate, run
 from ekiden.conformance.small_runs import Tiny
 from ekiden.engine.method import Method, on_client
-from ekiden.engine.networks import builder
+from ekiden.engine.setup import builder
 from ekiden.engine.worker import Client
 from ekiden.methods import MOON, Average, FedAvg, FedProx
 from ekiden.methods.blocks.combining import Rule, clipped, combine

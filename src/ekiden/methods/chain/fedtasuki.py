@@ -32,7 +32,7 @@ from ekiden.authoring import (
 from ekiden.base.seeds import seeded
 from ekiden.data.tasks import Need
 from ekiden.engine.federation import in_order
-from ekiden.methods.chain.blocks.distillation import Distillation, Form, Invent, scrambled
+from ekiden.methods.blocks.distillation import Distillation, Form, Invent, scrambled
 from ekiden.training.weights import Layer
 
 SHARE = 0.05  # the part of a model's bytes that its class statistics may take

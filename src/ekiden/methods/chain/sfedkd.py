@@ -30,8 +30,8 @@ from ekiden.authoring import (
     require,
 )
 from ekiden.engine.federation import in_order
+from ekiden.methods.blocks.distillation import kl, without
 from ekiden.methods.blocks.rounds import participants
-from ekiden.methods.chain.blocks.distillation import kl, without
 
 
 class Counts(NamedTuple):

@@ -11,7 +11,7 @@ from ekiden.authoring import Client, Count, Fed, Range, Size, State, Traits, Use
 from ekiden.methods.blocks.combining import Init, OneShot, Trained
 from ekiden.methods.one_shot.average import Average
 from ekiden.methods.one_shot.blocks.curvature import half, length, moments, note_averaged, refuse, shares, whole
-from ekiden.models.training_part import FIRST, SECOND
+from ekiden.models.split import FIRST, SECOND
 from ekiden.training.network import Network
 from ekiden.training.weights import Layer, Layout
 

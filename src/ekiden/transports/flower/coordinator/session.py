@@ -27,7 +27,7 @@ from ekiden.data.kinds import terms as inputs_terms
 from ekiden.data.spelling import ALIKE, Spelling, folded, merging, numbered_from_two, spellings
 from ekiden.data.tasks import Classification, Survival, balanced, task_of_terms, terms
 from ekiden.data.undecoded import natural
-from ekiden.engine import networks, wire
+from ekiden.engine import wire
 from ekiden.engine.counting import counting_of
 from ekiden.engine.drive import Row, outline, told
 from ekiden.engine.evaluation import Built, divergence
@@ -40,9 +40,8 @@ from ekiden.engine.folder import (
     values_digest,
 )
 from ekiden.engine.method import Method, Size, State
-from ekiden.engine.networks import initial_weights, read_model
 from ekiden.engine.run import Run, last
-from ekiden.engine.setup import describe_model
+from ekiden.engine.setup import describe_model, initial_weights, read_model
 from ekiden.engine.subgroups import check_task, divisions
 from ekiden.engine.transport import ClientMissing
 from ekiden.engine.worker import Setup
@@ -458,7 +457,7 @@ def _go(
         _cut_custody(folder, state.step)
         held = {name: counts[0] for name, counts in read_config(folder)["clients"].items() if counts}
         courier = Courier(roll, patience, lambda row: _append(run_folder, "network.jsonl", row), say)
-        initial = partial(networks.initial_weights, setup)
+        initial = partial(initial_weights, setup)
         note = partial(_append, run_folder, custody.FILE)
         return Remote(courier, setup, agreed, initial, state, note, _void(folder), held, written)
 

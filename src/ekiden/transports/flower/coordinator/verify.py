@@ -23,8 +23,7 @@ from ekiden.engine.drive import Outline, outline
 from ekiden.engine.evaluation import Built, consensus
 from ekiden.engine.folder import Marks, model_differences, read_config, read_ledger, read_lines
 from ekiden.engine.method import INITIAL, Model, State
-from ekiden.engine.networks import initial_weights, read_model
-from ekiden.engine.setup import describe_model
+from ekiden.engine.setup import describe_model, initial_weights, read_model
 from ekiden.engine.store import read
 from ekiden.engine.transport import Transfer, refs
 from ekiden.engine.wire import EVERYONE, Ref

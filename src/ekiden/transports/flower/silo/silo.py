@@ -23,7 +23,7 @@ from ekiden.engine.counting import Care, Counting
 from ekiden.engine.evaluation import Built
 from ekiden.engine.folder import code_version
 from ekiden.engine.method import payload_types, task_of
-from ekiden.engine.networks import initial_weights, model_bytes
+from ekiden.engine.setup import initial_weights, model_bytes
 from ekiden.engine.store import FolderJournal
 from ekiden.engine.subgroups import divisions
 from ekiden.engine.wire import EVERYONE, SERVER, Encoded, Ref

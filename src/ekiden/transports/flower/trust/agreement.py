@@ -25,13 +25,13 @@ from ekiden.data.spelling import Spelling
 from ekiden.data.tasks import Survival, Task, task_of_terms
 from ekiden.engine.folder import code_version
 from ekiden.engine.method import Method
-from ekiden.engine.networks import NamedNetwork, Prepared, of_method
+from ekiden.engine.setup import NamedNetwork, Prepared, of_method
 from ekiden.engine.subgroups import check_task, divisions
 from ekiden.engine.wire import EVERYONE, SERVER
 from ekiden.engine.worker import Setup
 from ekiden.methods import LAP, METHODS
 from ekiden.methods.blocks.rounds import SecureMethod
-from ekiden.models import training_part
+from ekiden.models.split import check_part
 from ekiden.recipe import Recipe, recipe_of
 from ekiden.training.private import DP, check_honest
 from ekiden.transports.flower.trust import keys
@@ -205,7 +205,7 @@ class Agreement:
         Without it, as at the coordinator, the names are paths.
         """
         recipe, method = self.recipe, self.recipe.method
-        training_part.check(recipe.train, method.title(), averages=method.traits.averages)
+        check_part(recipe.train, method.title(), averages=method.traits.averages)
         model, weights = recipe.model, recipe.pretrained
         if pretrained is not None:
             model = own_network(model, pretrained)
