@@ -190,6 +190,11 @@ def test_empty_texts_are_counted_and_a_silo_without_words_is_named() -> None:
         (table(lambda k: f"{k},{k}" if k == 7 else k), "{file} has 4 cells in row 7 (counted from 0, without the head"),
         ("# by hand\n" + table(lambda k: k), "names 1 column: remove lines above the header"),
         (table(lambda k: k) + "12,1.5,Total\n", "class 'Total' of {file} seems to mark missing values or a row of tot"),
+        (table(lambda k: f'"=""0{k}"""'), "holds a formula of a spreadsheet ('=\"00\"' in row 0"),
+        (table(lambda k: f"'{k}"), "holds a number behind an apostrophe"),
+        (table(lambda k: f"{k % 9 + 1}.3.2024 25:00"), "holds '1.3.2024 25:00' in row 0"),
+        (table(str) + "c,v,label\n", "{file} has its header again in row 40"),
+        ("v,label\n" + "".join(f"{k}.5,{k} mg\n" for k in range(N)), "holds numbers with a unit ('0 mg' in row 0"),
         ("v,label\n1,NA\n2,p\n", "is missing (column 'label', which holds 'NA')"),
     ],
 )
@@ -215,9 +220,24 @@ def test_times_with_and_without_a_zone_are_refused_and_days_are_not() -> None:
     assert not silos({"t": hours.normalize().tz_localize("UTC")}, {"t": hours.normalize()})
 
 
-def test_an_index_with_a_name_is_not_lost_in_silence() -> None:
+def test_an_index_with_a_name_is_not_lost_in_silence(tmp_path: Path) -> None:
     frame = pandas.DataFrame(rows(N)).set_index(pandas.Index(range(N), name="patient"))
     assert "the index 'patient' of a frame is not read" in said(lambda: load(frame))
+    frame.index = pandas.Index([f"p{k}" for k in range(N)])
+    frame.to_parquet(tmp_path / "t.parquet")
+    for source in (frame, tmp_path / "t.parquet"):
+        assert "of a frame is not read" in said(lambda source=source: load(source))
+
+
+def test_names_and_categories_are_the_same_in_every_file(tmp_path: Path) -> None:
+    frame, other = (pandas.DataFrame(rows(N, k, größe=rows(N, 9 - k)["a"])) for k in (0, 1))
+    frame, other = (one.assign(grade=pandas.Categorical(np.arange(N) % 3)) for one in (frame, other))
+    frame.to_parquet(tmp_path / "t.parquet")
+    assert load(tmp_path / "t.parquet").inputs.categorical == ("grade",)  # type: ignore[attr-defined]
+    other = other.rename(columns={"größe": "gro\u0308ße\u00a0\u200b"})
+    assert ekiden.federate([frame, other]).dataset.inputs.numeric[-1] == "größe"  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="two columns called 'a'"):
+        load(frame.assign(**{"a ": 1.5}))
 
 
 def test_parts_of_folders_are_found_in_any_case_and_others_named(tmp_path: Path) -> None:
@@ -297,6 +317,9 @@ def test_a_silo_without_values_in_a_column_takes_part_if_a_schema_says_what_it_h
         ({"zip": 10000 + np.arange(N) % 7 * 811}, "codes by its name, which are read as numbers"),
         ({"sbp": np.where(np.arange(N) % 3 == 0, 0, 120 + np.arange(N) % 17)}, "holds 0 in 14 rows, far from"),
         ({"label": ["z", *["p", "q"] * 19, "p"]}, "class 'z' of the table has one sample"),
+        ({"sex": [0, 1, 1, 9] * 10}, "holds 9 in 10 rows"),
+        ({"score": [1, 2, 3, 4, 99] * 8}, "holds 99 in 8 rows"),
+        ({"t": [*np.linspace(36, 39, 20), *np.linspace(97, 102, 20)]}, "holds numbers from 36 to 39 and from 97 to"),
     ],
 )
 def test_columns_that_are_not_what_they_seem_are_noticed(columns: Table, line: str) -> None:

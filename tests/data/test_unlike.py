@@ -29,6 +29,10 @@ def table(seed: int, n: int = 120) -> dict[str, Any]:
     }
 
 
+def standard(values: Any) -> Any:
+    return (values - values.mean()) / values.std()
+
+
 def swapped(rows: dict[str, Any]) -> dict[str, Any]:
     return rows | {"upper": rows["lower"], "lower": rows["upper"]}
 
@@ -43,6 +47,10 @@ def swapped(rows: dict[str, Any]) -> dict[str, Any]:
         ),
         (lambda rows: rows | {"upper": np.round(rows["upper"])}, "column 'upper' at client-2 has fewer decimals"),
         (swapped, "column 'upper' and column 'lower' of client-2 seem to have changed places"),
+        (lambda rows: rows | {"age": -rows["age"]}, "column 'age' of client-2 differs from other silos by its sign"),
+        (lambda rows: rows | {"age": np.log(rows["age"])}, "'age' of client-2 differs from other silos by a factor of"),
+        (lambda rows: rows | {"age": standard(rows["age"])}, "'age' has the mean 0 and the standard deviation 1 at cl"),
+        (lambda rows: rows | {"label": np.char.replace(rows["label"], "well", "w")}, "'w' (at client-2) may be 'well'"),
     ],
 )
 def test_a_silo_with_labels_or_columns_swapped_or_rounded_is_named(change: Change, line: str) -> None:

@@ -30,6 +30,7 @@ _MANY = 10  # different numbers; more are hardly names of categories
 _SHOWN = 4  # cells in a message
 _UNITS = 3  # as many words after numbers are hardly units
 _EXACT = 2**53  # larger whole numbers lose digits as float64
+_LONG = 18  # characters of a whole number from which it may not fit into 64 bits
 
 _EXPONENT = r"([eE][+-]?\d+)?"
 _INFINITE = r"[+-]?(?i:inf|infinity)"
@@ -50,6 +51,8 @@ _DECORATED = (
 )
 _UNITED = rf"^{_ANY}\s*[A-Za-zµ°/]+$"
 _NO_NAME = (
+    (r"^=(\"|[A-Z]+\()", "a formula of a spreadsheet"),
+    (r"^'[\d.,]+$", "a number behind an apostrophe"),
     (r"^#(VALUE!|DIV/0!|REF!|NAME\?|NUM!|NULL!|SPILL!)$", "an error of a spreadsheet"),
     ("\ufffd", "a character that was lost in another encoding"),
     (r"^\d([.,]\d+)?E\+(1[1-9]|[2-9]\d)$", "a number of which a spreadsheet kept a few digits"),
@@ -73,6 +76,8 @@ _CODED = re.compile(r"(^|[\W_])(zip|zip_?code|post_?code|postal_?code|plz|icd_?(
 _STANDS_FOR_MISSING = re.compile(r"-[1-9]|-?(7{2,}|8{2,}|9{2,}(\.9+|\.25)?)|-32768|-2147483648")
 _RUN = 4  # negative whole numbers up to -1 that are values if 0 is one
 _GAP, _PART = 20, 0.02  # times between numbers in two units, and the least share of rows with either
+_CLEAR = 2, 3  # times between numbers that vary little, as degrees Celsius and Fahrenheit; and power of that they vary
+_CODES, _APART = 6, 3  # different values that may be codes, and how far from them 8 and 9 mark missing ones
 _OUTLIER = 20  # times the range of all other values
 _FAR_DATES = [date(1, 1, 1), date(1753, 1, 1), date(1899, 12, 30), date(1900, 1, 1), date(1970, 1, 1)]
 _FAR_DATES += [date(2099, 12, 31), date(2999, 12, 31), date(9999, 12, 31)]
@@ -285,14 +290,17 @@ class Cells:
                 f"the label {name!r} of {self._source} holds numbers, but also text ({text.shown(~number)}): correct "
                 "it, or leave such rows out"
             )
-        if not number.all() or text.like(_CODE).any() or text.truth is not None:
+        whole, longest = text.like(_WHOLE).all(), max(map(len, text.texts))
+        if len(text.cells) > _MANY:
+            self._refuse_almost_numbers(name, text, "write plain numbers")
+        if not number.all() or text.like(_CODE).any() or text.truth is not None or (whole and longest >= _LONG):
             names: NDArray[Any] = np.array(self.names(name).to_pylist(), dtype=np.str_)
             if text.dated.all():
                 raise UserError(f"the label {name!r} of {self._source} holds dates: give numbers or names of classes")
             return names
         if (lost := text.like(_NO_NAME[-1][0])).any():
             tell(self._line(name, f"{_NO_NAME[-1][1]} ({text.first(lost)})", "correct it, if these are codes"))
-        if text.like(_WHOLE).all() and max(map(len, text.texts)) < 18:
+        if whole:
             return text.spread(np.array([int(cell) for cell in text.plain.texts]), 0)
         return text.spread(self._parsed(text), np.nan)
 
@@ -397,7 +405,8 @@ class Cells:
             warn_of_marks(text.spread(days, np.nan), what, dates=True)
             return _floats(text.spread(days, np.nan)), form
         if not number.all():
-            self._refuse_almost_numbers(name, text)
+            advice = f"write plain numbers, {_out(name)}, or {_categories(name)}"
+            self._refuse_almost_numbers(name, text, advice)
             if strict:
                 raise UserError(self._line(name, _other(text, ~number, "numbers"), "correct it"))
             return self.names(name), ""
@@ -480,7 +489,7 @@ class Cells:
         advice = f"correct it, say that it marks missing values with --missing={marks}, or {_categories(name)}"
         raise UserError(self._line(name, f"{kind}, but also text ({text.shown(odd)})", advice))
 
-    def _refuse_almost_numbers(self, name: str, text: _Text) -> None:
+    def _refuse_almost_numbers(self, name: str, text: _Text, advice: str) -> None:
         """Refuse numbers with signs or units, times of day, and durations."""
         number = text.numbers[self.decimal]
         for pattern, what in _ALMOST:
@@ -488,7 +497,6 @@ class Cells:
             units = {re.sub(r"[\d.,' +-]", "", text.texts[k]) for k in np.flatnonzero(which & (pattern == _UNITED))}
             names = pattern in (_UNITED, _ALMOST[-2][0]) and (which.sum() <= _MANY or len(units) >= _UNITS)
             if not names and which.any() and text.share(which | number) >= 0.5:
-                advice = f"write plain numbers, {_out(name)}, or {_categories(name)}"
                 raise UserError(self._line(name, f"{what} ({text.first(which)})", advice))
 
     def _look_for_large(self, name: str, values: Floats) -> None:
@@ -534,6 +542,7 @@ def warn_of_marks(values: Floats, what: str, *, dates: bool = False) -> None:
     Values that are known to be missing are NaN, and dates are days since 1970.
     """
     different, counts = np.unique(values[~np.isnan(values)], return_counts=True)
+    few = False
     if dates:
         days = [(d - date(1970, 1, 1)).days for d in _FAR_DATES]
         marks = np.isin(np.floor(different), days)
@@ -543,15 +552,18 @@ def warn_of_marks(values: Floats, what: str, *, dates: bool = False) -> None:
         marks[ends] = [bool(_STANDS_FOR_MISSING.fullmatch(f"{different[k]:.15g}")) for k in ends]
         marks |= np.abs(different) >= 1e20
         marks |= _apart(different, counts)
+        few = len(different) <= _CODES  # codes from 0 or 1 without gaps, and 9
+        marks |= few & np.isin(np.abs(different), (8, 9))
+        few &= different[~marks][:1].tolist() in ([0], [1]) and bool((np.diff(different[~marks]) == 1).all())
         marks &= ~np.isin(different, range(-9, 0)) | ~np.isin(range(-_RUN, 1), different).all()  # months from -6 to 5
     rest, common = different[~marks], counts[~marks]
-    if len(rest) < 5 or not marks.any():
+    if len(rest) < (2 if few else 5) or not marks.any():
         return
     low, high = float(rest[0]), float(rest[-1])
     for mark, count in zip(different[marks].tolist(), counts[marks].tolist(), strict=True):
         gap = low - mark if mark < low else mark - high
         far = gap >= (0.25 if mark < low and not dates else 1) * (high - low) and gap > 0
-        far &= not -10 < mark < 0 or low >= 0
+        far &= (not -10 < mark < 0 or low >= 0) and (not few or gap >= _APART)
         often = count >= 5 and len(rest) >= 10 and count > 3 * int(common.max())
         if far or (often and (mark >= 0 or low >= 0)):
             shown = iso(int(mark * DAY), whole=True) if dates else f"{mark:.15g}"
@@ -585,7 +597,9 @@ def _two_units(values: Floats) -> str:
     (a, b), (c, d) = (known[0], known[at - 1]), (known[at], known[-1])
     several = min(len(np.unique(known[:at])), len(np.unique(known[at:]))) >= 5
     return (
-        f"from {a:.4g} to {b:.4g} and from {c:.4g} to {d:.4g}" if several and c / b >= max(_GAP, b / a, d / c) else ""
+        f"from {a:.4g} to {b:.4g} and from {c:.4g} to {d:.4g}"
+        if several and c / b >= min(max(_GAP, b / a, d / c), max(_CLEAR[0], max(b / a, d / c) ** _CLEAR[1]))
+        else ""
     )
 
 

@@ -129,6 +129,8 @@ def date_of(text: str) -> Date | None:
         hours = int(hour) % 12 + 12 * (half.lower() == "p") if half else int(hour)
         found.clock = ((hours * 60 + int(minute)) * 60 + int(second_ or 0)) * 1_000_000
         found.clock += int((fraction or "0").ljust(6, "0")[:6])
+        if int(minute) > 59 or int(second_ or 0) > 60 or found.clock > DAY:
+            found.first = 0  # so that it is refused as a day that does not exist
     if zone is not None:
         found.form += "+zone"
         if zone not in ("Z", "UTC"):

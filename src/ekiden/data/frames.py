@@ -1,8 +1,9 @@
 """Read tables of all kinds as Arrow tables: Parquet, CSV and Feather files, frames, data sets of Hugging Face."""
 
+import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from csv import reader as csv_reader
 from math import isnan
@@ -12,12 +13,15 @@ from typing import Any
 from ekiden.base.errors import UserError, counted, listed, row_text, tell
 from ekiden.base.outside import csv, feather, pa, pc, pq
 from ekiden.data.cells import DELIMITER
+from ekiden.data.undecoded import composed
 
 SUFFIXES = (".parquet", ".csv", ".tsv", ".feather", ".arrow")
+_INDEX, _NOT_READ = "the index", "of a frame is not read: make it a column by frame.reset_index()"
 _DELIMITERS = ",;\t|"
 _VALUE = re.compile(r"[+-]?\d*[.,]\d+([eE][+-]?\d+)?|\d{4}-\d\d-\d\d.*")  # a cell, hardly a column's name
 _LINES = 2  # in a cell that may be rows
 _HEAD = 1 << 16  # bytes from which we learn how a text file is written
+_UNSEEN = " \t\r\n\u00a0\u200b\ufeff"  # characters around a name that nobody sees
 
 
 def is_frame(source: Any) -> bool:
@@ -43,13 +47,18 @@ def arrow(source: Any, what: str) -> Any:
             raise UserError(
                 f"{what} cannot be read: {first(error)}; give columns of equal length, each with values of one type"
             ) from None
-    table = _named(table, what)
+    table = _named(table.rename_columns(seen(table.column_names)).replace_schema_metadata(table.schema.metadata), what)
     twice = [name for name in table.column_names if table.column_names.count(name) > 1]
     if twice:
         raise UserError(f"{what} has two columns called {twice[0]!r}: rename one")
     if not len(table):
         raise UserError(f"{what} has no row: it needs at least one")
     return table
+
+
+def seen(names: Iterable[str]) -> list[str]:
+    """Return names of columns as they are shown: one form of each character, and nothing unseen around them."""
+    return [name.strip(_UNSEEN) for name in composed(names)]
 
 
 def first(error: Exception) -> str:
@@ -63,8 +72,9 @@ def _of_columns(columns: dict[str, Any]) -> Any:
 
 
 def _of_pandas(frame: Any) -> Any:
-    if names := [str(name) for name in frame.index.names if name is not None]:
-        tell(f"the index {listed(map(repr, names))} of a frame is not read: make it a column by frame.reset_index()")
+    names = [str(name) for name in frame.index.names if name is not None]
+    if names or not str(frame.index.dtype).lower().startswith("int"):
+        tell(f"{_INDEX} {listed(map(repr, names)) or f'({frame.index.dtype})'} {_NOT_READ}")
     return pa.Table.from_pandas(_without_mixtures(frame), preserve_index=False)
 
 
@@ -104,9 +114,9 @@ def _file(path: Path) -> Any:
         raise UserError(f"{path} is empty: it needs a header and rows")
     try:
         if suffix == ".parquet":
-            return _without_index(pq.read_table(path, partitioning=None))
+            return _of_pandas_file(pq.read_table(path, partitioning=None))
         if suffix in (".feather", ".arrow"):
-            return _without_index(feather.read_table(path))
+            return _of_pandas_file(feather.read_table(path))
         return _text(path)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if "invalid UTF8" in str(error):
@@ -117,9 +127,16 @@ def _file(path: Path) -> Any:
         raise UserError(f"{path} cannot be read as {kind}, copy or write it again ({first(error)})") from error
 
 
-def _without_index(table: Any) -> Any:
-    """Return the table without the row numbers that pandas writes."""
-    return table.drop_columns([name for name in table.column_names if re.fullmatch(r"__index_level_\d+__", name)])
+def _of_pandas_file(table: Any) -> Any:
+    """Return the table without the index that pandas writes, and with its categories, which Parquet may lose."""
+    told = json.loads((table.schema.metadata or {}).get(b"pandas", b"{}")).get("columns", ())
+    for name in [one["field_name"] for one in told if one["pandas_type"] == "categorical"]:
+        if name in table.column_names and not pa.types.is_dictionary(table[name].type):
+            table = table.set_column(table.column_names.index(name), name, table[name].dictionary_encode())
+    index = [name for name in table.column_names if re.fullmatch(r"__index_level_\d+__", name)]
+    if named := [str(kind) for name in index if not pa.types.is_integer(kind := table[name].type)]:
+        tell(f"{_INDEX} ({listed(named)}) {_NOT_READ}")
+    return table.drop_columns(index)
 
 
 def _without_mixtures(frame: Any) -> Any:
@@ -209,6 +226,9 @@ def _text(path: Path) -> Any:
                     f"a cell of column {name!r} of {path} holds {len(lines)} lines that look like rows "
                     f"({lines[0][:40]!r}): check for a quotation mark that is not closed"
                 )
+    again = pc.indices_nonzero(pc.equal(table.column(0), table.column(0)[0])).to_pylist() if width > 1 else []
+    if row := next((row for row in again[1:] if all(c[row].as_py() == c[0].as_py() for c in table.columns)), 0):
+        raise UserError(f"{path} has its header again in {row_text(row - 1)}: remove that row")
     if values := [name for name in names if _VALUE.fullmatch(name)]:
         tell(f"a column of {path} is called {values[0]!r}: if its first row holds no names but values, add a header")
     return table.slice(1).rename_columns(names).replace_schema_metadata({DELIMITER: delimiter})

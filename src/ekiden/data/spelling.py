@@ -10,6 +10,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +27,7 @@ Spelling = Literal["", "merge", "keep"]
 _YES, _NO = ("yes", "y", "true", "t", "1", "ja", "j", "oui", "si"), ("no", "n", "false", "f", "0", "nein", "non")
 _TRUTH = dict.fromkeys(_YES, "yes") | dict.fromkeys(_NO, "no")
 _MANY = 1000  # different texts in a column; more are hardly names of categories
+_SHORT = 4  # letters of an abbreviation
 _AGREED = "agreed"
 _SUBJECTS = "the subject column"
 ALIKE = "names that differ in case, blanks or hyphens only, or mean the same"
@@ -179,12 +181,26 @@ def check_classes(raws: Sequence[Raw], silos: Sequence[str], how: Spelling) -> N
         owners = np.full(len(raw), silo or raw.source) if silo or raw.group is None else raw.group.astype(np.str_)
         for owner in np.unique(owners):
             held.setdefault(str(owner), set()).update(map(str, np.unique(labels[owners == owner])))
+    if short := shortened(held):
+        tell(f"{short}: write classes alike")
     line = numbered_from_two(held) or nothing_in_common(held)
     if not line:
         return
     if not raws[0].given:
         raise UserError(f"{line}: write classes alike, or take them as they are by --spelling=keep")
     tell(f"{line}: check that a class means the same everywhere")
+
+
+def shortened(held: Mapping[str, Collection[str]]) -> str:
+    """Name an abbreviation, and the name that only silos without it have, as M and malignant; "" if there is none."""
+    owners = {name: {s for s, own in held.items() if name in own} for name in set().union(*held.values())}
+    short = [name for name in owners if name.isalpha() and len(name) <= _SHORT]
+    pairs = [
+        f"{name!r} (at {listed(sorted(owners[name]))}) may be {long!r} (at {listed(sorted(owners[long]))})"
+        for name, long in product(sorted(short), sorted(owners))
+        if len(long) > len(name) + 1 and fold(long).startswith(fold(name)) and not owners[name] & owners[long]
+    ]
+    return listed(pairs) if len(owners) <= _MANY else ""
 
 
 def nothing_in_common(held: Mapping[str, Collection[str]], what: str = "class") -> str:

@@ -17,7 +17,14 @@ from ekiden.base.errors import UserError, row_text
 
 PARTS = ("train", "test", "val", "valid", "validation", "dev", "eval", "training", "testing", "holdout")
 """what parts of a data set are called"""
-_EPOCH = 9e8  # seconds from 1970 to 1998; three times as many end in 2055
+_UNITS = {
+    "days as 20240131": (1.9e7, 2.1e7),
+    "seconds since 1970": (9e8, 27e8),
+    "milliseconds since 1970": (9e11, 27e11),
+    "microseconds since 1970": (9e14, 27e14),
+    "nanoseconds since 1970": (9e17, 27e17),
+}
+"""units of times, and numbers between which times from 1998 to 2055 lie (of days those from 1900 to 2099)"""
 _ACCENTS = 0x300  # first character that is written onto the one before
 
 
@@ -342,10 +349,10 @@ def times(parts: Sequence[Raw]) -> list[Tensor | None]:
     units = {
         unit: raw.source
         for raw, values in zip(parts, given, strict=True)
-        for unit, scale in (("seconds", 1), ("milliseconds", 1e3), ("microseconds", 1e6), ("nanoseconds", 1e9))
-        if values.dtype.kind == "f" and ((values > _EPOCH * scale) & (values < 3 * _EPOCH * scale)).any()
+        for unit, (low, high) in _UNITS.items()
+        if values.dtype.kind == "f" and ((values > low) & (values < high)).any()
     }
     if len(units) > 1:
-        shown = " and ".join(f"{unit} since 1970 in {source}" for unit, source in units.items())
+        shown = " and ".join(f"{unit} in {source}" for unit, source in units.items())
         raise UserError(f"times are {shown}: write all in one unit")
     return [torch.from_numpy(values.astype(np.int64) if values.dtype.kind == "M" else values) for values in given]

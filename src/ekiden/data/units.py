@@ -13,16 +13,18 @@ from ekiden.base.errors import listed, tell
 from ekiden.data.kinds import Inputs, Table
 from ekiden.data.kinds.tables import Numbers
 from ekiden.data.moments import ColumnMoments, ColumnSums, target
-from ekiden.data.spelling import nothing_in_common
+from ekiden.data.spelling import nothing_in_common, shortened
 
 _FACTOR = 5.0  # times as large, in mean and in deviation: another unit
 _ALIKE = 0.4  # difference of the two factors' decimal logarithms
 _NARROW = 3.0  # deviations between the mean and zero from which less tells another unit, such as pounds
 _LEAST_FACTOR, _VERY_ALIKE = 2.0, 0.1
 _AWAY = 2.0  # deviations between means of columns that may have changed places
+_OTHER = 0.3  # difference of deviations' decimal logarithms of such columns
 _FAR = 8.0  # deviations between means
 _ROWS = 10  # values from which a silo's moments are compared
 _FLAT_ROWS = 20  # values from which nearly one value means something: a silo hides up to 9 others
+_WIDE = 20.0  # times as large a deviation, as of a logarithm
 _GAP = 1.5  # times the range of the other silos' means: silos that differ by themselves leave no such gap
 _CHANCE = 9.0  # squared standard errors that a mean is off by chance
 _ALL = "the input"  # all values of images and arrays
@@ -99,11 +101,12 @@ def compare_units(silos: Mapping[str, Mapping[str, ColumnMoments]]) -> bool:
         DataWarning: a column of a silo is a factor of at least 5, or 8 standard deviations (3 if the spread
             is another, too), away from the others', or has one value.
     """
-    lines, constant, coded = list[str](), list[str](), list[str]()
+    lines, constant, coded, scaled = list[str](), list[str](), list[str](), list[str]()
     for column in next(iter(silos.values()), ()):
         each = {silo: told[column] for silo, told in silos.items() if told[column].count >= _ROWS}
         lines += _units(column, each) if any(_low(one) is None for one in each.values()) else []
         coded += _codes(column, each) if not column.endswith(_ALL) else []
+        scaled += _standardised(column, each)
         flat = {s: f"{told.mean:.4g}" for s, told in each.items() if not told.deviation and told.count >= _FLAT_ROWS}
         varied = {silo: told for silo, told in each.items() if told.deviation}
         usual = ColumnMoments.together(list(varied.values()))
@@ -113,7 +116,8 @@ def compare_units(silos: Mapping[str, Mapping[str, ColumnMoments]]) -> bool:
     _say(_swapped(silos), "check the names of columns there")
     _say(constant, "check how it was filled in there")
     _say(coded, "use the same codes at all silos")
-    return bool(lines + constant + coded)
+    _say(scaled, "scale it at all silos, or leave it as it was measured")
+    return bool(lines + constant + coded + scaled)
 
 
 def compare_categories(told: Sequence["ColumnSums"]) -> None:
@@ -125,7 +129,7 @@ def compare_categories(told: Sequence["ColumnSums"]) -> None:
     lines, strange = list[str](), list[str]()
     for column in told[0].categories:
         each = {one.silo: {c: n for c, n in one.categories[column].items() if c} for one in told}
-        strange += filter(None, [nothing_in_common(each, f"category of column {column!r}")])
+        strange += filter(None, [nothing_in_common(each, f"category of column {column!r}"), shortened(each)])
         least = {one.silo: max(_FLAT_ROWS, one.least_rows) for one in told}  # categories of few rows are not reported
         flat = {
             silo: repr(next(iter(names)))
@@ -194,19 +198,25 @@ def _units(column: str, silos: Mapping[str, ColumnMoments]) -> list[str]:
 def _swapped(silos: Mapping[str, Mapping[str, ColumnMoments]]) -> list[str]:
     """Return a line for two columns of a silo that lie where the other one lies at other silos."""
     found = list[str]()
-    for silo, told in silos.items() if len(silos) > 2 else ():
+    for silo, told in [*silos.items()] if len(silos) > 2 else [*silos.items()][:1]:
         others = [each for name, each in silos.items() if name != silo]
         usual = {
             c: (median(each[c].mean for each in others), median(each[c].deviation for each in others))
             for c, own in told.items()
             if own.count >= _ROWS and all(each[c].count for each in others)
         }
-        moved = [c for c, (mean, spread) in usual.items() if abs(told[c].mean - mean) > _AWAY * spread > 0]
+        moved = [
+            c
+            for c, (mean, spread) in usual.items()
+            if abs(told[c].mean - mean) > _AWAY * spread > 0
+            or (told[c].deviation and spread and abs(log10(told[c].deviation / spread)) > _OTHER)
+        ]
         found += [
-            f"{one} and {other} of {silo} seem to have changed places"
+            f"{one} and {other} of {silo if len(silos) > 2 else ' or '.join(silos)} seem to have changed places"
             for one, other in combinations(moved, 2)
             if all(
-                abs(told[a].mean - usual[b][0]) < usual[b][1] / 2 and 0.5 < told[a].deviation / usual[b][1] < 2
+                abs(told[a].mean - usual[b][0]) < usual[b][1] / 2
+                and abs(log10(told[a].deviation / usual[b][1])) < _OTHER / 2
                 for a, b in ((one, other), (other, one))
             )
         ]
@@ -248,6 +258,15 @@ def _codes(column: str, silos: Mapping[str, ColumnMoments]) -> list[str]:
     return [f"{column} is {', but '.join(f'{low} or {low + 1} at {listed(at)}' for low, at in sorted(coded.items()))}"]
 
 
+def _standardised(column: str, silos: Mapping[str, ColumnMoments]) -> list[str]:
+    """Return a line if a column has the mean 0 and the deviation 1 at some silos, and others elsewhere."""
+    held = [silo for silo, m in silos.items() if max(abs(m.mean), abs(m.deviation - 1)) < max(0.02, 2 * m.count**-0.5)]
+    away = [m for silo, m in silos.items() if silo not in held and abs(m.mean) > max(1.0, m.deviation)]
+    if not held or len(held) + len(away) < len(silos) or not away:
+        return []
+    return [f"{column} has the mean 0 and the standard deviation 1 at {listed(held)}, and others elsewhere"]
+
+
 def _low(told: ColumnMoments) -> int | None:
     """Return the lower of the two values if all are two whole numbers that are next to each other, otherwise None.
 
@@ -266,9 +285,17 @@ def _apart(here: ColumnMoments, mean: float, spread: float) -> str:
         unlike = abs(log10(here.mean / mean / factor)) if here.mean * mean > 0 else inf
         narrow = min(ends) >= _NARROW and unlike < _VERY_ALIKE
         centred = max(ends) < 1
+        if (
+            here.mean * mean < 0
+            and min(ends) >= _AWAY
+            and abs(log10(-here.mean / mean)) < _ALIKE / 2 > abs(log10(factor))
+        ):
+            return "its sign"
         if max(factor, 1 / factor) >= (_LEAST_FACTOR if narrow else _FACTOR) and (centred or unlike < _ALIKE):
             times = factor if centred else here.mean / mean
             return f"a factor of about {_round(max(times, 1 / times)):,g}"
+        if max(factor, 1 / factor) >= _WIDE:
+            return f"a factor of about {_round(max(factor, 1 / factor)):,g} between standard deviations"
     far, widest, least = abs(here.mean - mean), max(here.deviation, spread), min(here.deviation, spread)
     limit = _NARROW if 0 < _FACTOR * least <= widest else _FAR  # a logarithm, or standardised, has another spread, too
     return f"{far / widest:,.0f} standard deviations" if widest and far > limit * widest else ""
