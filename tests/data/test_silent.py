@@ -160,6 +160,31 @@ def test_classes_that_mark_missing_values_are_named(labels: list[Any], marks: st
     assert not said(lambda: load(rows(label=np.arange(60) % 10)))
 
 
+def test_a_subject_with_most_rows_is_named() -> None:
+    who = np.where(np.arange(120) % 4, np.arange(120) // 3, 0)
+    found = said(lambda: load(rows(120, who=who), subject_column="who"))
+    assert "subject '0' of the table seems to mark missing values" in found
+    assert not said(lambda: load(rows(120, who=np.arange(120) // 3), subject_column="who"))
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("b'a word {k}'", "are values as Python or JSON writes them"),
+        ("['a', 'word {k}']", "are values as Python or JSON writes them"),
+        ("a word\\u00e9 {k}", "hold escapes of a program"),
+        ("a%20word {k}", "hold escapes of a program"),
+        ("{k}", "are numbers without a word"),
+        ("see [1], {k} % of 20 [text] are {{fine}} at C:\\new", ""),
+    ],
+)
+def test_texts_that_a_program_wrote_are_named(text: str, line: str) -> None:
+    found = said(
+        lambda: load({"text": [text.format(k=k) for k in range(40)], "label": [0, 1] * 20}, text_column="text")
+    )
+    assert line in found if line else not found
+
+
 def test_a_subject_called_unknown_and_a_far_time_are_named() -> None:
     table = rows(who=[f"p{k % 9}" if k % 3 else "Unknown" for k in range(60)])
     assert "subject 'Unknown'" in said(lambda: load(table, subject_column="who"))

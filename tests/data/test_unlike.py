@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from PIL import Image
@@ -26,6 +27,8 @@ def table(seed: int, n: int = 120) -> dict[str, Any]:
         "lower": np.round(rng.normal(80, 8, n), 1),
         "ward": np.where(rng.random(n) < 0.3 + 0.4 * sick, "a", "b"),
         "label": np.where(sick == 1, "sick", "well"),
+        "sex": np.arange(n) % 6 // 5,
+        "score": 1 + np.arange(n) % 5,
     }
 
 
@@ -43,7 +46,7 @@ def swapped(rows: dict[str, Any]) -> dict[str, Any]:
         (lambda rows: rows, ""),
         (
             lambda rows: rows | {"label": np.where(rows["label"] == "sick", "well", "sick")},
-            "what tells 'sick' and 'well' apart at other silos tells them the other way round at client-2",
+            "what tells 'sick' and 'well' apart elsewhere tells them the other way round at client-2",
         ),
         (lambda rows: rows | {"upper": np.round(rows["upper"])}, "column 'upper' at client-2 has fewer decimals"),
         (swapped, "column 'upper' and column 'lower' of client-2 seem to have changed places"),
@@ -51,6 +54,15 @@ def swapped(rows: dict[str, Any]) -> dict[str, Any]:
         (lambda rows: rows | {"age": np.log(rows["age"])}, "'age' of client-2 differs from other silos by a factor of"),
         (lambda rows: rows | {"age": standard(rows["age"])}, "'age' has the mean 0 and the standard deviation 1 at cl"),
         (lambda rows: rows | {"label": np.char.replace(rows["label"], "well", "w")}, "'w' (at client-2) may be 'well'"),
+        (lambda rows: rows | {"sex": 1 - rows["sex"]}, "column 'sex' of client-2 seems to have 0 and 1 changed places"),
+        (
+            lambda rows: rows | {"score": rows["score"] - 1},
+            "'score' is 0 to 4 at client-2, but 1 to 5 at client-0, cli",
+        ),
+        (
+            lambda rows: rows | {"upper": rows["upper"].clip(128)},
+            "of column 'upper' at client-2 (128) is one value, at",
+        ),
     ],
 )
 def test_a_silo_with_labels_or_columns_swapped_or_rounded_is_named(change: Change, line: str) -> None:
@@ -58,6 +70,32 @@ def test_a_silo_with_labels_or_columns_swapped_or_rounded_is_named(change: Chang
     silos[2] = change(silos[2])
     found = said(lambda: ekiden.federate(silos))
     assert line in found if line else not found
+
+
+def test_a_column_that_names_the_silo_and_events_that_mean_none_are_named() -> None:
+    rng = np.random.default_rng(0)
+    silos = [table(k) | {"site": [f"s{k}"] * 120} for k in range(3)]
+    assert "column 'site' has one value at each silo, and at each another" in said(lambda: ekiden.federate(silos))
+    for k, silo in enumerate(silos):
+        del silo["label"], silo["site"]
+        silo |= {"days": rng.exponential(9, 120) + 0.1, "died": (rng.random(120) < 0.15) ^ (k == 1)}
+    found = said(lambda: ekiden.federate(silos, task="survival", label_column=["days", "died"]))
+    assert "events of client-1 seem to mean that there was none" in found
+
+
+def test_embeddings_of_another_model_and_a_test_with_swapped_labels_are_named(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    centre = rng.normal(size=(2, 2, 32))
+    parts = [(centre[k // 2][y] + rng.normal(size=(40, 32)), y) for k in range(3) for y in [np.arange(40) % 2]]
+    silos: list[Any] = [(np.float32(x), y) for x, y in parts]
+    assert "values of client-2 lie elsewhere than those of all other silos" in said(lambda: ekiden.federate(silos))
+    frames = [pandas.DataFrame(table(k)) for k in range(2)]
+    frames[1]["label"] = frames[1]["label"].replace({"sick": "well", "well": "sick"})
+    for name, frame in zip(("train", "test"), frames, strict=True):
+        frame.to_csv(tmp_path / f"{name}.csv", index=False)
+    assert "apart elsewhere tells them the other way round at the training part or the test" in said(
+        lambda: ekiden.load(tmp_path)
+    )
 
 
 def pictures(seed: int, change: Change = lambda x: x) -> Any:

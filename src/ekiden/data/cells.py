@@ -76,8 +76,8 @@ _CODED = re.compile(r"(^|[\W_])(zip|zip_?code|post_?code|postal_?code|plz|icd_?(
 _STANDS_FOR_MISSING = re.compile(r"-[1-9]|-?(7{2,}|8{2,}|9{2,}(\.9+|\.25)?)|-32768|-2147483648")
 _RUN = 4  # negative whole numbers up to -1 that are values if 0 is one
 _GAP, _PART = 20, 0.02  # times between numbers in two units, and the least share of rows with either
-_CLEAR = 2, 3  # times between numbers that vary little, as degrees Celsius and Fahrenheit; and power of that they vary
-_CODES, _APART = 6, 3  # different values that may be codes, and how far from them 8 and 9 mark missing ones
+_CLEAR = 2, 4  # times between numbers that vary little, as degrees Celsius and Fahrenheit; and power of that they vary
+_CODES, _APART = 6, 3  # different values that may be codes, and how far from them 9 marks missing ones
 _OUTLIER = 20  # times the range of all other values
 _FAR_DATES = [date(1, 1, 1), date(1753, 1, 1), date(1899, 12, 30), date(1900, 1, 1), date(1970, 1, 1)]
 _FAR_DATES += [date(2099, 12, 31), date(2999, 12, 31), date(9999, 12, 31)]
@@ -553,7 +553,7 @@ def warn_of_marks(values: Floats, what: str, *, dates: bool = False) -> None:
         marks |= np.abs(different) >= 1e20
         marks |= _apart(different, counts)
         few = len(different) <= _CODES  # codes from 0 or 1 without gaps, and 9
-        marks |= few & np.isin(np.abs(different), (8, 9))
+        marks |= few & np.isin(different, (-9, 9))
         few &= different[~marks][:1].tolist() in ([0], [1]) and bool((np.diff(different[~marks]) == 1).all())
         marks &= ~np.isin(different, range(-9, 0)) | ~np.isin(range(-_RUN, 1), different).all()  # months from -6 to 5
     rest, common = different[~marks], counts[~marks]

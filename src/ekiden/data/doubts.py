@@ -21,7 +21,7 @@ from ekiden.data.kinds import Arrays, Tokens
 from ekiden.data.kinds.arrays import LEADS, SHORTEST
 from ekiden.data.raster import split
 from ekiden.data.seen import LARGE, SeenData
-from ekiden.data.spelling import bare_id
+from ekiden.data.spelling import bare_id, fold
 from ekiden.data.tasks import Classification, MultiLabel, Regression, ScaledTask
 from ekiden.data.undecoded import PARTS
 from ekiden.data.unlike import BETWEEN_OWNERS
@@ -40,10 +40,12 @@ _FEW = 10  # different values that may be a category, whatever the name of the c
 _MANY = 30  # rows from which nearly as many different values mean something
 _NEARLY = 0.95
 _SMALL = 20  # rows of a group that may be a patient, hardly a hospital
+_CROWDED = 5  # times as many rows as any other subject has
 _SEVERAL = 0.01  # share of test rows that equal a training row
 _COPIED = 20  # rows from which a column that equals the label is hardly chance
 _AGREES = 0.995  # share of rows in which a feature tells the label
 _MOST_NAMES = 200  # classes whose names are compared
+_SAME = 0.001  # of the range between a total and a value that is it
 _SHORTEST = 5  # letters of a name that may hold a slip
 _MOST = 0.8  # share of files with names that begin alike
 _TOTALS = {"total", "subtotal", "grand total", "sum", "summe", "gesamt"}  # rows below a table
@@ -54,13 +56,23 @@ _WEIGHT = re.compile(
 )
 _PART = re.compile(r"^$|\d|train|test|val|dev|hold|^(true|false|yes|no|none|nan)$")  # not arms that one folds
 _UNKNOWN = {"unknown", "unk", "missing", "not available", "not known", "undefined", "n.d.", "n.a.", "tbd", "-", "--"}
-_MARK = re.compile(r"-?(7{2,}|8{2,}|9+)|-[78]")
+_MARK = re.compile(r"-?(7{2,}|8{2,}|9+)|-[78]|-100")
+_AGAIN = re.compile(
+    r"(?<=.)([.]\d+|_duplicated_\d+|\.{3}\d+|( - )? ?\(?(copy|kopie|copie)\)?( ?\(?\d+\)?)?| \(\d+\))$|^copy of ", re.I
+)
 _HTML = re.compile(r"&(#\d+|[a-z]+);|</?(p|br|div|span|em|strong|li|[ou]l|t[drh]|table|html|body|font)\b[^<>]*>", re.I)
 _LEFT_IN_TEXTS: Mapping[str, Callable[[str], object]] = {
     "hold a character that was lost in another encoding": lambda text: "\ufffd" in text,
     "were read in another encoding": lambda text: not text.isascii() and any(map(garbled, text.split())),
     "hold marks of HTML": _HTML.search,
     "say only that there is none": re.compile(r"\s*(nan|none|null|na|n/a|<na>)\s*", re.I).fullmatch,
+    "are numbers without a word": re.compile(r"[\s\d.,;:+-]*\d[\s\d.,;:+-]*").fullmatch,
+    "hold escapes of a program": re.compile(
+        r"\\(u[0-9a-f]{4}|x[0-9a-f]{2}|[nrt](?![a-z]))|(%[0-9A-F]{2}){2}|\w%20\w"
+    ).search,
+    "are values as Python or JSON writes them": re.compile(
+        r"\s*(b(['\"]).*\2|\[(['\"\d{]).*\]|\{['\"].*\})\s*", re.S
+    ).fullmatch,
 }
 _PEEK = 512  # rows that are looked at first
 _WORD = re.compile(r"\w+")
@@ -200,6 +212,36 @@ def _equal_columns(seen: SeenData) -> Iterator[str]:
             alike.setdefault(values.numpy().tobytes(), []).append(name)
     if twice := [" and ".join(names) for names in alike.values() if len(names) > 1]:
         yield f"{listed(twice, sign='; ')} of {seen.data.name} are equal in all rows: leave out all but one"
+
+
+def _names_alike(seen: SeenData) -> Iterator[str]:
+    """Name columns, or classes, whose names differ in case and signs only, or that a program has numbered as copies."""
+    first = seen.raws[0]
+    columns = [*first.images.column_names, *first.targets] if first.kind.agreed else []
+    for what, names in (("column", columns), ("class", [n for w, each in seen.names if w == "class" for n in each])):
+        plain = {name: fold(name).replace(" ", "") for name in names}
+        pairs = [
+            f"{one!r} and {other!r}"
+            for one, other in permutations(names[:_MOST_NAMES], 2)
+            if (what == "column" and plain[one] == plain[other] and one < other)
+            or _AGAIN.sub("", other) == one != other
+        ]
+        if pairs:
+            yield (
+                f"{what} {listed(pairs)} of {first.source} may be one that is there twice: leave one out, or "
+                "give them names that tell them apart"
+            )
+
+
+def _totals(seen: SeenData) -> Iterator[str]:
+    """Say that the last row of a table holds the sums or the means of the others."""
+    for raw in seen.raws if seen.raws[0].kind.agreed else ():
+        columns = [c.drop_null().to_numpy() for c in raw.images.columns if pa.types.is_floating(c.type)]
+        columns = [c for c in columns if len(c) >= _COPIED and c[:-1].min() < c[:-1].max()]
+        for what, total in (("means", np.mean), ("sums", np.sum)) if len(columns) > 1 else ():
+            with np.errstate(over="ignore", invalid="ignore"):
+                if all(abs(c[-1] - total(c[:-1])) < _SAME * np.ptp(c[:-1]) for c in columns):
+                    yield f"the last row of {raw.source} holds the {what} of the rows above: leave it out"
 
 
 def _like(values: NDArray[np.float64], label: NDArray[np.float64], numbers: bool) -> list[int]:
@@ -547,6 +589,9 @@ def _names_of_missing(seen: SeenData) -> Iterator[str]:
             apart = [name for name in names if not least <= int(name) <= most]
             found = [name for name in apart if str(int(name) - 1) not in names]
             found += ["-1"] * ({"-1", "0", "1", "2"} <= {*names} and "-2" not in names)
+        if what == "subject" and len(names) >= _FEW:
+            (one, most), (_, second) = Counter(np.concatenate(known).tolist()).most_common(2)
+            found += [str(one)] * (most >= _SMALL and most > _CROWDED * second and str(one) not in found)
         if found:
             yield (
                 f"{what} {listed(map(repr, found))} of {raws[0].source} seems to mark missing values or a row of "
@@ -688,6 +733,7 @@ def _classes_in_test_only(seen: SeenData) -> Iterator[str]:
 
 _DOUBTS = (
     *(_ids, _splits, _rare_labels, _copied_labels, _two_labels, _equal_columns, _times_without_events),
+    *(_names_alike, _totals),
     *(_names_of_missing, _nearly_alike, _files_of_patients, _small_groups, _given_tests, _rows_in_both),
     *(_classes_in_test_only, _bare_samples, _odd_texts, _told_by_words, _same_samples, _flat_channels),
     *(_ends_of_signals, _windows, _joined_names, _lone_subjects, _subjects_written_alike),

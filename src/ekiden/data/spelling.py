@@ -218,11 +218,12 @@ def nothing_in_common(held: Mapping[str, Collection[str]], what: str = "class") 
     return ""
 
 
-def numbered_from_two(held: Mapping[str, Iterable[str]]) -> str:
+def numbered_from_two(held: Mapping[str, Iterable[str]], what: str = "classes are") -> str:
     """Say that some silos number their classes from 0, and others as many from 1; "" if they do not.
 
     Args:
         held: for each silo, its labels. Nothing is said unless all are whole numbers.
+        what: what they are called in messages.
     """
     if not all(re.fullmatch(r"-?\d{1,18}", name) for own in held.values() for name in own):
         return ""
@@ -231,14 +232,14 @@ def numbered_from_two(held: Mapping[str, Iterable[str]]) -> str:
     high = max(every, default=0)
     if every == {-1, 0, 1} and {-1, 0, 1} not in numbers.values():
         signed, plain = ([silo for silo, own in numbers.items() if n in own] for n in (-1, 0))
-        return f"classes are -1 and 1 at {listed(signed)}, but 0 and 1 at {listed(plain)}"
+        return f"{what} -1 and 1 at {listed(signed)}, but 0 and 1 at {listed(plain)}"
     zero = [silo for silo, labels in numbers.items() if 0 in labels]
     one = [silo for silo, labels in numbers.items() if high in labels]
     shifted = any(numbers[s] == every - {high} for s in zero) and any(numbers[s] == every - {0} for s in one)
     counted = min(every, default=0) == 0 and len(every) == high + 1  # labels may be codes of 16 digits
     if high < 2 or not counted or set(zero) & set(one) or not shifted:
         return ""
-    return f"classes are 0 to {high - 1} at {listed(zero)}, but 1 to {high} at {listed(one)}"
+    return f"{what} 0 to {high - 1} at {listed(zero)}, but 1 to {high} at {listed(one)}"
 
 
 def _texts(raws: Sequence[Raw]) -> list[str]:

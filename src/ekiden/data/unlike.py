@@ -10,16 +10,17 @@ from math import log
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 from ekiden.base.errors import listed
 from ekiden.data.copies import chance, rows_of_several
-from ekiden.data.kinds import Table
+from ekiden.data.kinds import Inputs, Table
 from ekiden.data.kinds.arrays import LEADS, SHORTEST
-from ekiden.data.samples import Dataset
 from ekiden.data.seen import SeenData
-from ekiden.data.tasks import Classification, MultiLabel, Segmentation
+from ekiden.data.spelling import numbered_from_two
+from ekiden.data.tasks import Classification, MultiLabel, Segmentation, Survival
 
 _MOST_SILOS, _MOST_CLASSES = 200, 20
 _EXPECTED = 5.0  # samples with a label that a silo without any should have
@@ -33,6 +34,8 @@ _SIDE = 8  # pixels of a mean picture
 _LEVELS, _NEARER = 6.0, 3.0  # grey levels between mean pictures, and how many times nearer the turned one is
 _FASTER = 0.33  # logarithm of a factor between frequencies, 1.4
 _SKEWED = 0.5  # skewness of signals that have an upper and a lower side
+_CUT = 0.1  # share of values at the end of their range that is no chance
+_ALIKE = 0.7  # cosine between means of embeddings of one model
 _DECIMALS, _DIFFERENT = 4, 3  # that are looked for, in at least so many different numbers
 
 _TURNED: Mapping[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
@@ -58,9 +61,13 @@ def _compared_rows(seen: SeenData) -> dict[str, Tensor]:
 def _swapped_labels(seen: SeenData) -> Iterator[str]:
     """Name two classes that a linear model of the other silos tells apart, but the other way round at a silo."""
     data, rows = seen.data, _compared_rows(seen)
-    if not isinstance(data.task, Classification) or not 2 <= len(data.classes) <= _MOST_CLASSES or not rows:
+    parts = {name: (data.train, at) for name, at in rows.items()}
+    if not rows and seen.given and min(len(data.train), len(data.test)) >= _ROWS:
+        both = {"the training part": data.train, "the test part": data.test}
+        parts = {name: (part, torch.arange(len(part))[: _LOOKED_AT // 2]) for name, part in both.items()}
+    if not isinstance(data.task, Classification) or not 2 <= len(data.classes) <= _MOST_CLASSES or not parts:
         return
-    values = {name: _values(data, at) for name, at in rows.items()}
+    values = {name: _values(part.x[at], data.inputs) for name, (part, at) in parts.items()}
     if any(x is None for x in values.values()):
         return
     x = {name: F.pad(v, (0, 1), value=1.0) for name, v in values.items() if v is not None}
@@ -68,10 +75,10 @@ def _swapped_labels(seen: SeenData) -> Iterator[str]:
     mean, std = whole.mean(0), whole.std(0)
     mean[-1], std[std == 0] = 0.0, 1.0
     x = {name: (v - mean) / std for name, v in x.items()}
-    y = {name: data.train.y[at].cpu() for name, at in rows.items()}
+    y = {name: part.y[at].cpu() for name, (part, at) in parts.items()}
     sums = {name: (v.T @ v, v.T @ F.one_hot(y[name], len(data.classes)).double()) for name, v in x.items()}
     squares, products = (torch.stack(each).sum(0) for each in zip(*sums.values(), strict=True))
-    for name, others, shown in _compared([*rows]):
+    for name, others, shown in _compared([*parts]):
         own, told = sums[name]
         ridge = squares - own + len(whole) * 1e-3 * torch.eye(len(own), dtype=torch.float64)
         weights = torch.linalg.solve(ridge, products - told)
@@ -85,7 +92,7 @@ def _swapped_labels(seen: SeenData) -> Iterator[str]:
                 swapped.append(f"{data.classes[a]!r} and {data.classes[b]!r}")
         if swapped:
             yield (
-                f"what tells {listed(swapped)} apart at other silos tells them the other way round at {shown}: check "
+                f"what tells {listed(swapped)} apart elsewhere tells them the other way round at {shown}: check "
                 "that labels were not swapped"
             )
 
@@ -107,16 +114,16 @@ def _apart(scores: Tensor, y: Tensor, a: int, b: int) -> tuple[float, float]:
     return apart, apart / (1 / len(one) + 1 / len(other)) ** 0.5
 
 
-def _values(data: Dataset, rows: Tensor) -> Tensor | None:
+def _values(x: Tensor, inputs: Inputs) -> Tensor | None:
     """Return samples as vectors (n, d) float64 from which labels may be foretold; None for other kinds."""
-    x = data.train.x[rows].cpu()
+    x = x.cpu()
     if x.ndim == 4 and x.dtype == torch.uint8:
         return F.adaptive_avg_pool2d(x.double(), _SIDE).flatten(1)
     if x.dtype == torch.int64 and x.ndim == 2:
         return torch.zeros(len(x), _MOST_VALUES, dtype=torch.float64).scatter_(1, x % _MOST_VALUES, 1.0)
     if x.ndim != 2 or x.shape[1] > _MOST_VALUES:
         return None
-    numbers, table = x.double(), Table.of(data.inputs)
+    numbers, table = x.double(), Table.of(inputs)
     parts = [torch.where(numbers.isnan(), numbers.nanmean(0), numbers)[:, : len(table.numeric) or None]]
     for k, known in enumerate(table.vocabularies, len(table.numeric)):
         if len(known) < _MOST_CLASSES:
@@ -183,42 +190,93 @@ def _signal(x: Tensor) -> Tensor:
     return torch.cat([frequency.clamp(min=0.1).log().median()[None], (x.pow(3).mean(2) / spread**3).mean(0)])
 
 
-def _turned_masks(seen: SeenData) -> Iterator[str]:
-    """Name silos whose masks have as many pixels of one class as those of others have of another."""
+def _turned_shares(seen: SeenData) -> Iterator[str]:
+    """Name silos that have as much of one value as others have of another: masks, events, columns of two values."""
     data, rows = seen.data, _compared_rows(seen)
-    if not isinstance(data.task, Segmentation):
-        return
-    share = {
-        n: [float((data.train.y[at] == k).double().mean()) + 1e-9 for k in range(len(data.classes))]
-        for n, at in rows.items()
-    }
-    for name, others, shown in _compared([*rows]):
+    y = {name: data.train.y[at].cpu().numpy() for name, at in rows.items()}
+    odds = dict[str, dict[str, float]]()
+    if isinstance(data.task, Segmentation):
         for a, b in combinations(range(len(data.classes)), 2):
-            here, *there = (log(share[n][a] / share[n][b]) for n in (name, *others))
+            what = f"masks of %s seem to have {data.classes[a]!r} and {data.classes[b]!r} changed places"
+            odds[what] = {n: _odds(v == a, v == b) for n, v in y.items()}
+    if isinstance(data.task, Survival):
+        what = "events of %s seem to mean that there was none"
+        odds[what] = {n: _odds(v[:, 1] == 0, v[:, 1] == 1) for n, v in y.items()}
+    for column, each in _columns(seen) if len(rows) > 2 else ():
+        low, *more = np.unique(np.concatenate([*each.values()])).tolist() or [0]
+        if len(more) == 1:
+            what = f"column {column!r} of %s seems to have {low:g} and {more[0]:g} changed places"
+            odds[what] = {n: _odds(v == low, v == more[0]) for n, v in each.items()}
+    for what, silos in odds.items():
+        for name, others, shown in _compared([*silos]):
+            here, *there = (silos[n] for n in (name, *others))
             usual = min(there, key=abs) * all(t * there[0] > 0 for t in there)
             if abs(usual) > 1 and abs(here + usual) < abs(usual) / 2:
-                classes = f"{data.classes[a]!r} and {data.classes[b]!r}"
-                yield f"masks of {shown} seem to have {classes} changed places, compared with other silos: check them"
+                yield f"{what % shown}, compared with other silos: check them"
 
 
-def _rounded(seen: SeenData) -> Iterator[str]:
-    """Name columns that have fewer decimals at one silo than at all others."""
-    data, rows = seen.data, _compared_rows(seen)
-    found, table = list[str](), Table.of(data.inputs)
-    for k, column in enumerate(() if table.scale else table.numeric):
-        each = {name: data.train.x[at, k].cpu() for name, at in rows.items()}
-        decimals = {n: _decimals(v) for n, v in each.items() if len(np.unique(v)) >= _DIFFERENT}
+def _odds(one: NDArray[np.bool_], other: NDArray[np.bool_]) -> float:
+    """Return the logarithm of how many times as often one value occurs as another."""
+    return log((float(one.mean()) + 1e-9) / (float(other.mean()) + 1e-9))
+
+
+def _columns(seen: SeenData) -> Iterator[tuple[str, dict[str, NDArray[np.float64]]]]:
+    """Yield the unscaled columns of numbers, each with the values (n,) that silos with enough rows have."""
+    table, rows = Table.of(seen.data.inputs), _compared_rows(seen)
+    for k, column in enumerate(() if table.scale or not rows else table.numeric):
+        each = {name: seen.data.train.x[at, k].cpu().numpy() for name, at in rows.items()}
+        yield column, {name: v[~np.isnan(v)] for name, v in each.items()}
+
+
+def _otherwise_written(seen: SeenData) -> Iterator[str]:
+    """Name columns that one silo rounds, cuts off at a limit, or counts from 0; and those that name the silo."""
+    rounded, cut, counted, named = list[str](), list[str](), list[str](), list[str]()
+    for column, each in _columns(seen):
+        found = {n: np.unique(v, return_counts=True) for n, v in each.items()}
+        decimals = {n: _decimals(d) for n, (d, _) in found.items() if len(d) >= _DIFFERENT}
         least, *usual = sorted(decimals.values()) or [0]
         if len(usual) > 1:
-            found += [f"column {column!r} at {name}" for name, d in decimals.items() if d == least < usual[0]]
-    if found:
-        yield f"{listed(found)} has fewer decimals than at other silos: check that it was not rounded"
+            rounded += [f"column {column!r} at {n}" for n, d in decimals.items() if d == least < usual[0]]
+        for end in (0, -1) if min(len(d) for d, _ in found.values()) >= _ROWS else ():
+            ends = {n: (counts[end] / counts.sum(), counts[end]) for n, (_, counts) in found.items()}
+            (second, _), (most, rows) = sorted(ends.values())[-2:]
+            if most >= _CUT and rows >= _ROWS / 2 and second <= _CUT / 5:
+                name = next(n for n, one in ends.items() if one == (most, rows))
+                cut.append(f"{most:.0%} of column {column!r} at {name} ({found[name][0][end]:g})")
+        if all(0 < len(d) <= _MOST_CLASSES and (d == d.round()).all() for d, _ in found.values()):
+            whole = {n: {str(int(v)) for v in d} for n, (d, _) in found.items()}
+            counted += filter(None, [numbered_from_two(whole, f"column {column!r} is")])
+    table = Table.of(seen.data.inputs)
+    rows_of = _compared_rows(seen) if len(seen.rows) > 2 and not table.scale else {}
+    for k, column in enumerate((*table.numeric, *table.categorical) if rows_of else ()):
+        values = [np.unique(seen.data.train.x[at, k].cpu()) for at in rows_of.values()]
+        if all(len(v) == 1 for v in values) and len(np.unique(values)) == len(values):
+            named.append(f"column {column!r}")
+    for lines, what in (
+        (rounded, "has fewer decimals than at other silos: check that it was not rounded"),
+        (cut, "is one value, at the end, and hardly any at other silos: check for a limit of detection, or clipping"),
+        (counted, "use the same codes at all silos"),
+        (named, "has one value at each silo, and at each another: it names the silo, so leave it out"),
+    ):
+        if lines:
+            yield f"{listed(lines, sign='; ')}{': ' if lines is counted else ' '}{what}"
 
 
-def _decimals(values: Tensor) -> int:
+def _foreign_embeddings(seen: SeenData) -> Iterator[str]:
+    """Name silos whose embeddings point elsewhere than those of all others, as those of another model do."""
+    rows, x = _compared_rows(seen), seen.data.train.x
+    if x.ndim != 2 or not x.is_floating_point() or Table.of(seen.data.inputs).numeric or x.shape[1] < SHORTEST:
+        return
+    mean = {name: F.normalize(x[at].double().mean(0), dim=0).cpu() for name, at in rows.items()}
+    for name in rows if len(rows) > 2 else ():
+        others = torch.stack([m for n, m in mean.items() if n != name])
+        if float((others @ others.T).min()) >= _ALIKE and float((others @ mean[name]).max()) <= _ALIKE / 2:
+            yield f"values of {name} lie elsewhere than those of all other silos: check that one model made all of them"
+
+
+def _decimals(values: NDArray[np.float64]) -> int:
     """Return how many decimals numbers (n,) have."""
-    known = values[~values.isnan()].numpy()
-    fits = (d for d in range(_DECIMALS) if np.allclose(np.round(known, d), known, rtol=1e-9, atol=1e-12))
+    fits = (d for d in range(_DECIMALS) if np.allclose(np.round(values, d), values, rtol=1e-9, atol=1e-12))
     return next(fits, _DECIMALS)
 
 
@@ -269,8 +327,9 @@ BETWEEN_OWNERS = (
     _subjects_of_several,
     _swapped_labels,
     _turned_pictures,
-    _turned_masks,
+    _turned_shares,
     _odd_signals,
-    _rounded,
+    _otherwise_written,
+    _foreign_embeddings,
 )
 """what is looked for; each yields a line for what it finds"""
