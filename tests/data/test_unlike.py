@@ -74,7 +74,7 @@ def test_a_silo_with_labels_or_columns_swapped_or_rounded_is_named(change: Chang
 
 def test_a_column_that_names_the_silo_and_events_that_mean_none_are_named() -> None:
     rng = np.random.default_rng(0)
-    silos = [table(k) | {"site": [f"s{k}"] * 120} for k in range(3)]
+    silos: list[Any] = [table(k) | {"site": [f"s{k}"] * 120} for k in range(3)]
     assert "column 'site' has one value at each silo, and at each another" in said(lambda: ekiden.federate(silos))
     for k, silo in enumerate(silos):
         del silo["label"], silo["site"]
