@@ -58,7 +58,7 @@ _PART = re.compile(r"^$|\d|train|test|val|dev|hold|^(true|false|yes|no|none|nan)
 _UNKNOWN = {"unknown", "unk", "missing", "not available", "not known", "undefined", "n.d.", "n.a.", "tbd", "-", "--"}
 _MARK = re.compile(r"-?(7{2,}|8{2,}|9+)|-[78]|-100")
 _AGAIN = re.compile(
-    r"(?<=.)([.]\d+|_duplicated_\d+|\.{3}\d+|( - )? ?\(?(copy|kopie|copie)\)?( ?\(?\d+\)?)?| \(\d+\))$|^copy of ", re.I
+    r"(?<=.)([.]\d+|_duplicated_\d+|\.{3}\d+|( - )? ?\(?(copy|kopie)\)?( ?\(?\d+\)?)?| \(\d+\))$|^copy of ", re.I
 )
 _HTML = re.compile(r"&(#\d+|[a-z]+);|</?(p|br|div|span|em|strong|li|[ou]l|t[drh]|table|html|body|font)\b[^<>]*>", re.I)
 _LEFT_IN_TEXTS: Mapping[str, Callable[[str], object]] = {
