@@ -34,7 +34,7 @@ _SIDE = 8  # pixels of a mean picture
 _LEVELS, _NEARER = 6.0, 3.0  # grey levels between mean pictures, and how many times nearer the turned one is
 _FASTER = 0.33  # logarithm of a factor between frequencies, 1.4
 _SKEWED = 0.5  # skewness of signals that have an upper and a lower side
-_CUT = 0.1  # share of values at the end of their range that is no chance
+_CUT = 0.1  # share of values at the end of their range from which it is not chance
 _ALIKE = 0.7  # cosine between means of embeddings of one model
 _DECIMALS, _DIFFERENT = 4, 3  # that are looked for, in at least so many different numbers
 
