@@ -117,7 +117,7 @@ def test_runs_of_another_experiment_with_the_same_settings_are_reused(
     first = {r.cell.row: r for r in verdicts.collect(swept)}
     assert found["a chain"].values == first["FedSeq"].values
     assert found["a chain"].runs[0].config["sweep"]["row"] == "a chain"
-    assert "3 runs, of which 3 are those of table;" in ledger.page([sweep.opened(kept)])
+    assert "3 runs, 3 of them from table;" in ledger.page([sweep.opened(kept)])
     assert "those of" not in ledger.page([sweep.opened(file)])
 
 

@@ -215,7 +215,7 @@ def _line(result: CellResult, sweep: Sweep) -> Line:
 def _origins(results: Sequence[CellResult]) -> str:
     """Say how many of the runs were made for other experiments."""
     origins = Counter(of for r in results for run in r.runs if (of := run.config.get("sweep", {}).get("of")))
-    return f", of which {', '.join(f'{n} are those of {of}' for of, n in sorted(origins.items()))}" if origins else ""
+    return f", {', '.join(f'{n} of them from {of}' for of, n in sorted(origins.items()))}" if origins else ""
 
 
 def _environment(results: Sequence[CellResult]) -> str:
