@@ -263,6 +263,7 @@ FUNCTIONS: dict[str, str] = {
     "audit": "audit",
     "data": "describe",
     "list": "available",
+    "topology": "topology",
     "sweep": "sweep",
     "results": "sweep_results",
     "forget": "forget",
@@ -330,6 +331,7 @@ def test_each_function_gives_what_the_command_prints(
     assert [row["step"] for row in ekiden.follow(digits)] == [1, 2, 3, 4]
     assert told("compare", digits) == ekiden.compare(digits) == ekiden.compare(digits.parent)
     assert told("list") == ekiden.available()
+    assert told("topology", "torus", "--clients", 9) == ekiden.topology("torus", 9)
     assert (
         told("data", "digits", "--partition", "iid", "--clients", 2)
         == ekiden.describe(split(load("digits"), "iid", 2)).to_json()
@@ -429,6 +431,8 @@ def test_a_mistake_is_told_before_the_data_are_read(
 @pytest.mark.parametrize(
     ("mistake", "message"),
     [
+        (lambda: ekiden.topology("ring", 1), "clients 1 is out of range: it must be at least 2"),
+        (lambda: ekiden.topology("ring", "x"), "clients 'x' is of the wrong type"),  # type: ignore[arg-type]
         (lambda: ekiden.evaluate(3), "give a path, not int"),  # type: ignore[arg-type]
         (lambda: ekiden.study(["fedseq"], memory_silos(), seeds=3), "different whole numbers"),  # type: ignore[arg-type]
         (lambda: federate([frame(0), frame(1)], names="ab", label_column="died"), "a list with a name for each silo"),

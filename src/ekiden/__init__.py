@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ekiden.commands import show as show
     from ekiden.commands import sweep as sweep
     from ekiden.commands import sweep_results as sweep_results
+    from ekiden.commands import topology as topology
     from ekiden.commands import verify as verify
     from ekiden.conformance import check as check
     from ekiden.data import Dataset as Dataset
@@ -53,7 +54,7 @@ _NAMES = {
     "base.errors": "DataWarning DivergenceWarning UserError",
     "base.settings": "Hardware Training",
     "commands": "audit available card compare describe evaluate export follow predict report resume show sweep "
-    "sweep_results verify",
+    "sweep_results topology verify",
     "conformance": "check",
     "data": "Dataset FederatedData federate load split",
     "data.augment": "Augment",

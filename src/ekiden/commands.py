@@ -5,13 +5,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Annotated, Any, Literal, overload
 
+import torch
 from torch import Tensor
 
 from ekiden import models
 from ekiden.api import as_federation, with_metric
-from ekiden.base.checks import CountOrZero, Fraction, Positive, checked, plain
+from ekiden.base.checks import CountOrZero, Fraction, Positive, Range, checked, plain
 from ekiden.base.errors import UserError, counted, unknown
 from ekiden.base.files import is_held, path_of
 from ekiden.base.outside import require_extra
@@ -22,6 +23,7 @@ from ekiden.engine.drive import Row
 from ekiden.engine.folder import read_config, read_lines
 from ekiden.engine.setup import check_same_data
 from ekiden.methods import METHODS
+from ekiden.methods.gossip.blocks import topology as graphs
 from ekiden.recipe import recipe_of
 from ekiden.results.clock import Devices, devices_of
 from ekiden.results.recalibration import Recalibration, keep_subgroups, model_in
@@ -240,6 +242,40 @@ def available() -> dict[str, Any]:
         "pretrained": list(models.pretrained_names()),
         "data": sorted(set(NAMED) | local),
         "local": sorted(local),
+    }
+
+
+@checked()
+def topology(name: str = "ring", clients: Annotated[int, Range(least=2, most=1000)] = 10) -> dict[str, Any]:
+    """Return what `ekiden topology` prints about a graph of clients.
+
+    Args:
+        name: complete, ring, torus, star, exponential, erdos_renyi:P[:SEED], peers:K, matching or one_peer.
+        clients: N, number of clients.
+
+    Returns:
+        `neighbours` of each client, `sent` models in a round, `symmetric`, `columns_sum_to_1`, `connected`, `drawn`
+        (whether each round has another graph), `spectral_gap`, `left` (what a round leaves of the distance between
+        clients) and the mixing `matrix`, (N, N).
+
+    Raises:
+        UserError: there is no such graph of so many clients.
+    """
+    graphs.check(name, clients)
+    matrix = graphs.mixing(name, clients, generator=torch.Generator().manual_seed(0))
+    drawn, linked = graphs.is_drawn(name), (matrix > 0) | (matrix > 0).T
+    degree = (matrix > 0).sum(1) - (matrix.diagonal() > 0).long()
+    left = graphs.contraction(name, clients, 100 if drawn else 1)
+    return {
+        "neighbours": degree.tolist(),
+        "sent": int(degree.sum()),
+        "drawn": drawn,
+        "symmetric": torch.allclose(matrix, matrix.T),
+        "columns_sum_to_1": torch.allclose(matrix.sum(0), torch.ones(clients, dtype=matrix.dtype)),
+        "connected": len(graphs.components(linked)) == 1,
+        "spectral_gap": 1 - left if drawn else graphs.spectral_gap(matrix),
+        "left": left,
+        "matrix": matrix.tolist(),
     }
 
 

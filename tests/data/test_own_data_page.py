@@ -50,6 +50,7 @@ def test_there_are_commands() -> None:
     assert len(COMMANDS) >= 12
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_data")
 @pytest.mark.parametrize("line", COMMANDS)
 def test_the_commands_run(

@@ -235,6 +235,17 @@ def test_data_and_lists(call: Call) -> None:
     assert all(command.split()[0] in call() for command in COMMANDS)
 
 
+def test_graphs(call: Call) -> None:
+    printed = call("topology", "ring", "--clients", "8", "--matrix")
+    assert "symmetric, rows sum to 1, columns sum to 1, connected" in printed
+    assert "spectral gap: 0.1953" in printed
+    assert printed.count("0.3333") == 24
+    drawn = call("topology", "matching", "--clients", "8")
+    assert "redrawn each round" in drawn
+    assert "not connected" in drawn
+    assert "mean over 100 rounds: 0.2" in drawn
+
+
 def test_hosts_of_spfl(call: Call) -> None:
     flags = ["--host", "fedprox:mu=0.1", "--rounds", "1", "--epochs", "1", "--threads", "1"]
     printed = call("run", "spfl", "--clients", "2", "--partition", "iid", *flags)
@@ -361,7 +372,8 @@ def test_every_kind_of_name_is_checked(refused: Call) -> None:
     assert "is not a partition" in refused("run", "fedseq", "--partition", "dirichlet")
     assert "did you mean 'reversed'" in refused("run", "fedseq", "--order", "reverse")
     assert "unknown host 'fedporx': did you mean 'fedprox'?" in refused("run", "spfl", "--host", "fedporx")
-    assert "did you mean 'ring'" in refused("run", "dfedavgm", "--topology", "rings")
+    assert "did you mean 'ring'" in refused("topology", "rings")
+    assert "7 clients do not form a torus" in refused("topology", "torus", "--clients", "7")
     assert "name the run folders" in refused("compare")
     Path("p.csv").touch()
     for command in ("compare", "show", "evaluate", "report"):

@@ -18,7 +18,7 @@ from tests.warm import WarmProcess, command
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
 SAME = ("metrics.jsonl", "ledger.jsonl")
 FEDELMY = "run fedelmy --data digits --models 3 --epochs 25 --warmup 25 --threads 1 --out"
-LOCAL = "run local --data digits --clients 4 --rounds 3 --epochs 30 --threads 1 --out"
+LOCAL = "run local --data digits --clients 4 --rounds 3 --epochs 8 --threads 1 --out"
 PATIENCE = 120.0
 """Seconds after which something must have happened on the slowest machine."""
 
@@ -151,13 +151,15 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_killed_with_worker_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kills", [(0,), pytest.param((0, 2), marks=pytest.mark.slow)], ids=["once", "twice"])
+def test_killed_with_worker_processes(kills: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After so many steps; each attempt starts two interpreters, which takes seconds."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     flags = LOCAL.split()
     Process([*flags, str(tmp_path / "whole")], tmp_path / "log", warm=True).finish()
     (whole,) = (tmp_path / "whole").iterdir()
     flags, out, draw = [*flags, str(tmp_path / "out"), "--workers", "2"], tmp_path / "out", random.Random(1)
-    for least in (0, 2):
+    for least in kills:
         args, _ = next_command(out, flags)
         process = Process(args, tmp_path / "log", warm=True)
 

@@ -11,6 +11,7 @@ import pytest
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.xdist_group("report"),
     pytest.mark.skipif(BROWSER is None, reason="there is no chromium: apt-get install chromium"),
 ]

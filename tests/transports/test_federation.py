@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import MutableMapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from ekiden.transports.flower.coordinator.federation import Federation
 from ekiden.transports.flower.coordinator.session import ENDED
 from ekiden.transports.flower.silo import silo_file
 from ekiden.transports.flower.trust import keys
+from tests.e2e.silos import free_ports
 
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'ekiden[flower]'")
 SILOS = ("a", "b", "c")
@@ -100,9 +102,10 @@ def test_a_port_that_is_taken_is_named(made: Federation) -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        taken = Federation(made.folder, made.host, made.port if made.port != port else 1, port, made.silos)
-        with pytest.raises(UserError, match=rf"port {port} is taken"):
-            commands.start_superlink(taken, print)
+        (free,) = free_ports(1)
+        for ports in ((port, free), (free, port)):
+            with pytest.raises(UserError, match=rf"port {port} is taken"):
+                commands.start_superlink(replace(made, port=ports[0], control_port=ports[1]), print)
 
 
 def test_only_the_fleet_api_passes() -> None:

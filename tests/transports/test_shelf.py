@@ -228,7 +228,7 @@ def test_a_silo_that_cannot_make_its_value_again_is_named_with_the_file(sealed: 
     ("method", "kinds"),
     [
         pytest.param(FEDSEQ, {"outcome", "request", "requests", "settled", "terms", "sealing"}, marks=pytest.mark.slow),
-        (SCAFFOLD(rounds=2, epochs=1), {"private", "states"}),
+        pytest.param(SCAFFOLD(rounds=2, epochs=1), {"private", "states"}, marks=pytest.mark.slow),
     ],
     ids=["fedseq", "scaffold"],
 )

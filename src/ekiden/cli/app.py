@@ -24,6 +24,7 @@ COMMANDS = {
     "audit": "cli.serving:audit",
     "data": "cli.runs:data",
     "list": "cli.listing:list_all",
+    "topology": "cli.listing:show_topology",
     "sweep": "cli.sweeps:run_sweep",
     "results": "cli.sweeps:list_results",
     "forget": "cli.runs:forget",
@@ -76,6 +77,7 @@ leave or join, exactly: runs of fedgram
 data, networks, methods
   list              all of them
   data NAME         who holds what, as a table and a picture
+  topology NAME     a graph of clients: its mixing matrix and spectral gap
 your own
   new method NAME   write a method to begin with, its test and its page
   check METHOD      whether FILE.py:CLASS keeps the contract of all methods

@@ -1,15 +1,19 @@
-"""What there is: `ekiden list` (methods, networks and data sets)."""
+"""What there is: `ekiden list` (methods, networks and data sets) and `ekiden topology` (graphs of clients)."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from rich.table import Table
 from torch import nn
+from tyro.conf import Positional
 
 from ekiden import data as datasets
 from ekiden import models
+from ekiden.base.checks import Checked, Range
+from ekiden.base.errors import counted
 from ekiden.cli.console import console, first_line, print_json
-from ekiden.commands import available
+from ekiden.commands import available, topology
 from ekiden.data.tasks import Classification
 from ekiden.engine.method import Method, Size
 from ekiden.engine.setup import of_method
@@ -115,3 +119,41 @@ def _source(name: str) -> list[str]:
     done = [f"{named.size}x{named.size} pixels" if named.size else "", *named.augment.words()]
     network = models.usual(name)
     return [hub, "given" if named.test else "20 % held out", ", ".join(filter(None, done)) or "-", f"`{network}`"]
+
+
+@dataclass(frozen=True)
+class TopologyOptions(Checked):
+    """Check a graph of clients and its mixing matrix, and say how fast gossip agrees on it."""
+
+    topology: Positional[str] = "ring"
+    """complete, ring, torus, star, exponential, erdos_renyi:P[:SEED], peers:K, matching or one_peer"""
+    clients: Annotated[int, Range(least=2, most=1000)] = 10
+    """N, number of clients"""
+    matrix: bool = False
+    """print the mixing matrix too"""
+    json: bool = False
+    """print JSON instead of tables; see docs/json.md"""
+
+
+def show_topology(options: TopologyOptions) -> None:
+    """`ekiden topology NAME --clients N`."""
+    found = topology(options.topology, options.clients)
+    if options.json:
+        return print_json(found)
+    drawn, least, most = found["drawn"], min(found["neighbours"]), max(found["neighbours"])
+    others = str(least) if least == most else f"{least} to {most}"
+    console.print(f"{options.topology}, {counted(options.clients, 'client')}{', redrawn each round' if drawn else ''}")
+    console.print(f"each hears {others} {'other' if most == 1 else 'others'}; {found['sent']} models sent a round")
+    console.print(
+        f"mixing matrix{' of one round' if drawn else ''}: {_yes(found['symmetric'], 'symmetric')}, rows sum to 1, "
+        f"{_yes(found['columns_sum_to_1'], 'columns sum to 1')}, {_yes(found['connected'], 'connected')}"
+    )
+    console.print(f"spectral gap{' in the mean over 100 rounds' if drawn else ''}: {found['spectral_gap']:.4f}")
+    console.print(f"a round of gossip leaves at most {found['left']:.4f} of the distance between clients")
+    if options.matrix:
+        for row in found["matrix"]:
+            console.print(" ".join(f"{weight:6.4f}" for weight in row), soft_wrap=True)
+
+
+def _yes(holds: bool, what: str) -> str:
+    return what if holds else f"not {what}".replace("not columns sum", "columns do not sum")

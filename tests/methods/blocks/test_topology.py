@@ -12,6 +12,8 @@ from ekiden.methods.gossip.blocks.topology import (
     check,
     check_mixing,
     components,
+    contraction,
+    is_drawn,
     metropolis,
     mixing,
     sends,
@@ -208,3 +210,31 @@ def test_refuses_what_cannot_be(topology: str, clients: int, message: str) -> No
 def test_refuses_a_matrix_that_is_no_mixing(matrix: Tensor, message: str) -> None:
     with pytest.raises(UserError, match=message):
         check_mixing(matrix)
+
+
+@pytest.mark.parametrize("topology", ["ring", "complete", "torus", "star", "exponential", "erdos_renyi:0.5"])
+def test_a_fixed_graph_contracts_by_one_minus_its_gap(topology: str) -> None:
+    assert contraction(topology, 8, 3) == pytest.approx(1 - spectral_gap(mixing(topology, 8)), abs=1e-7)
+    assert not is_drawn(topology)
+
+
+@pytest.mark.slow
+def test_drawn_graphs_contract_although_one_alone_need_not() -> None:
+    # Pairs: a given other client is the partner with probability 1/(N-1), so E[W'W] = E[W] leaves 1 - N/(2(N-1)).
+    assert contraction("matching", 6, 3000) == pytest.approx((1 - 6 / 10) ** 0.5, abs=0.03)
+    assert len(components(mixing("matching", 6, generator=drawn()) > 0)) == 3
+    assert is_drawn("matching")
+    assert [contraction("ring", 1), contraction("complete", 5)] == pytest.approx([0, 0], abs=1e-7)
+
+
+@pytest.mark.parametrize("topology", ["peers:2", "one_peer"])
+def test_contraction_is_what_gossip_does(topology: str) -> None:
+    """The distance left by a round, over many rounds from the worst direction: its root mean square is not larger."""
+    bound, n = contraction(topology, 8, 300), 8
+    x = torch.randn(n, 50, dtype=torch.float64, generator=drawn(3))
+    x -= x.mean(0)
+    generator, left = drawn(4), []
+    for round in range(300):
+        y = mixing(topology, n, round, generator) @ x
+        left.append(float((y - y.mean(0)).pow(2).sum() / x.pow(2).sum()))
+    assert 0 < (sum(left) / len(left)) ** 0.5 <= bound * 1.02

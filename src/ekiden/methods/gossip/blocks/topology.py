@@ -3,6 +3,7 @@
 A topology is a text, as partitions are: a name, and what it needs after colons. See `HELP`.
 """
 
+import math
 from itertools import takewhile
 from math import isqrt
 
@@ -126,6 +127,27 @@ def spectral_gap(matrix: Tensor) -> float:
     """Return 1 - λ, λ being a mixing matrix's largest |eigenvalue| after the first: 1 mixes at once, 0 never."""
     values = torch.linalg.eigvalsh(matrix)
     return 1 - float(torch.maximum(-values[:1], values[-2:-1]).max()) if len(matrix) > 1 else 1.0
+
+
+def contraction(topology: str, clients: int, rounds: int = 100) -> float:
+    """Return what a round of gossip leaves of the distance between clients at most, in the mean over rounds.
+
+    √λ, λ the largest eigenvalue of the mean of Wᵀ(I - J)W on what sums to 0, J the matrix of entries 1/N. Of a fixed
+    symmetric W this is 1 - `spectral_gap`; graphs redrawn each round have it too, though one of them alone may not
+    even be connected. Gossip reaches agreement if it is below 1.
+    """
+    generator = Generator().manual_seed(0)
+    centre = torch.eye(clients, dtype=torch.float64) - 1 / clients
+    left = torch.zeros_like(centre)
+    for round in range(rounds):
+        apart = centre @ mixing(topology, clients, round, generator)
+        left += apart.T @ apart / rounds
+    return math.sqrt(max(0.0, float(torch.linalg.eigvalsh(centre @ left @ centre)[-1])))
+
+
+def is_drawn(topology: str) -> bool:
+    """Return whether the topology is drawn again in each round."""
+    return topology.split(":", 1)[0] in _DRAWN
 
 
 def sends(topology: str, clients: int, rounds: int) -> int:
