@@ -97,7 +97,7 @@ def others(clients: int) -> dict[str, float]:
     layout, sent = networks[0].layout, [n.weights() for n in networks]
 
     def matching(number: int, ours: Tensor, theirs: Tensor) -> Tensor:
-        return transport(ours, theirs, normalise=True)
+        return transport(ours, theirs, normalise=True, squared=False)
 
     def fuse() -> Weights:
         return mean([align(m, sent[0], layout, layout, matching)[0] for m in sent])

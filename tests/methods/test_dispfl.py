@@ -72,11 +72,12 @@ def test_moving_keeps_the_number_of_each_tensor(gradient: bool) -> None:
 
 def test_erdos_renyi_kernel() -> None:
     shapes = [(100, 50), (100,), (10, 100), (10,)]
-    share = densities(shapes, 0.2)
+    share = densities(shapes, 0.2, erk=True)
     assert sum(d * prod(s) for d, s in zip(share, shapes, strict=True)) == pytest.approx(0.2 * 6110)
     assert share[1] == share[3] == 1
     assert share[0] / share[2] == pytest.approx((150 / 5000) / (110 / 1000))
-    assert densities(shapes, 1.0) == [1.0] * 4
+    assert densities(shapes, 0.2, erk=False) == [pytest.approx(0.2)] * 4
+    assert densities(shapes, 1.0, erk=True) == [1.0] * 4
 
 
 @pytest.mark.parametrize("size", [1, 8, 13, 1000])

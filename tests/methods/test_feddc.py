@@ -11,7 +11,7 @@ from ekiden.engine import wire
 from ekiden.engine.method import Size
 from ekiden.engine.transport import Transfer
 from ekiden.engine.worker import Client
-from ekiden.methods import FedDC, FedProx
+from ekiden.methods import FedAvg, FedDC, FedProx
 from ekiden.methods.rounds.feddc import Drifting
 from ekiden.training.weights import Weights
 from tests.methods.rounds import play, quadratic, toy_q, values
@@ -45,6 +45,15 @@ def test_three_rounds() -> None:
 def test_round_one_is_fedprox() -> None:
     a = values(play(FedDC(rounds=1, epochs=4, alpha=0.5), toy_q()))
     assert a == pytest.approx(values(play(FedProx(rounds=1, epochs=4, mu=0.5), toy_q())), abs=1e-12)
+
+
+def test_without_penalty_and_correction_only_the_start_differs_from_fedavg() -> None:
+    method = FedDC(rounds=1, epochs=2, alpha=0, gradient_correction=False)
+    toys = toy_q()
+    (s,) = play(method, toys)
+    assert values(iter([s])) == pytest.approx(values(play(FedAvg(rounds=1, epochs=2), toy_q())), abs=1e-12)
+    drift = sum(float(t.state.drift) for t in toys) / 2
+    assert cloud(s) == pytest.approx(values(iter([s]))[0] + drift, abs=1e-12)
 
 
 def test_unequal_sizes() -> None:
@@ -90,8 +99,9 @@ def test_drift_is_the_mean_of_all_clients_under_partial_participation() -> None:
         assert float(s.gradient) == pytest.approx(sum(float(m.gradient) for m in known) / 5, abs=1e-12)  # type: ignore[arg-type]
 
 
-def test_moves_what_it_declares_and_trains_with_momentum(blobs: FederatedData) -> None:
-    method = FedDC(rounds=3, epochs=2, alpha=0.1)
+@pytest.mark.parametrize("correction", [True, False])
+def test_moves_what_it_declares_and_trains_with_momentum(correction: bool, blobs: FederatedData) -> None:
+    method = FedDC(rounds=3, epochs=2, alpha=0.1, gradient_correction=correction)
     sgd = Training(optimizer="sgd", lr=0.05, momentum=0.9, batch_size=16)
     result = run(method, blobs, Tiny, **(SETTINGS | {"training": sgd}))
     assert result.weights is not None

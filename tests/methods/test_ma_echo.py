@@ -3,6 +3,7 @@
 import itertools
 import logging
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -23,6 +24,8 @@ from ekiden.methods.one_shot.ma_echo import Contribution, aligned, carried, min_
 from ekiden.training.network import Network
 from ekiden.training.weights import mean
 from tests.methods.test_ot_fusion import shuffled
+from tests.transports.test_remote import assert_equal, far, nodes_in
+from tests.transports.test_remote import here as in_one_process
 
 
 def f64(values: Any) -> Tensor:
@@ -285,6 +288,7 @@ FORMS: list[dict[str, Any]] = [
     {"weighting": "qp"},
     {"normalise": True},
     {"combine_heads": "mean"},
+    {"origin": "first"},
 ]
 
 
@@ -297,20 +301,25 @@ def test_identical_models_give_that_model(fields: dict[str, Any], clients: int) 
     assert torch.equal(result.buffers, network.buffers)
 
 
-def test_without_projectors_the_released_form_pulls_to_the_start() -> None:
+@pytest.mark.parametrize("origin", ["mean", "first"])
+def test_without_projectors_the_released_form_pulls_to_the_start(origin: Any) -> None:
     # P = 0: nothing is seen, so W stays and all V_i move to it.
     networks = [Network(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))) for _ in range(3)]
     sent = [contribution(n)._replace(projectors=[torch.zeros(4, 4)]) for n in networks]
-    result = MAEcho(step=1.0, combine_heads="mean").aggregate(sent, networks[0].layout)
+    result = MAEcho(step=1.0, combine_heads="mean", origin=origin).aggregate(sent, networks[0].layout)
+    average = mean([n.weights() for n in networks])
     layer = networks[0].layout.dense[0]
-    wanted = layer.matrix(mean([n.weights() for n in networks]).params)
-    torch.testing.assert_close(layer.matrix(result.params), wanted)
+    wanted = average if origin == "mean" else networks[0].weights()
+    torch.testing.assert_close(layer.matrix(result.params), layer.matrix(wanted.params))
 
 
 def test_full_projectors_pull_the_papers_w_to_the_mean() -> None:
-    clients = torch.rand(3, 4, 4, generator=torch.Generator().manual_seed(0))
-    found = MAEcho(form="paper", step=0.5).harmonise(clients[0], clients, [torch.eye(4)] * 3)
-    torch.testing.assert_close(found, clients.mean(0), atol=1e-3, rtol=0)
+    networks = [Network(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))) for _ in range(3)]
+    sent = [contribution(n)._replace(projectors=[torch.eye(4)]) for n in networks]
+    result = MAEcho(form="paper", step=0.5, combine_heads="mean", origin="first").aggregate(sent, networks[0].layout)
+    layer = networks[0].layout.dense[0]
+    expected = layer.matrix(mean([n.weights() for n in networks]).params)
+    torch.testing.assert_close(layer.matrix(result.params), expected, atol=1e-3, rtol=0)
 
 
 def test_alignment_undoes_a_permutation_of_model_and_projectors() -> None:
@@ -339,7 +348,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"ranks": "2"},
     {"align": True, "init": "different"},
     {"form": "paper", "step": 0.5, "weighting": "qp", "projector": "closed"},
-    {"normalise": True},
+    {"origin": "random", "normalise": True},
     {"rounds": 3},
 ]
 
@@ -401,6 +410,53 @@ def test_equals_a_plain_rewrite_of_the_released_form() -> None:
     for layer, expected in zip(layout.dense, by_the_book(models, batches, owns), strict=True):
         torch.testing.assert_close(layer.matrix(result.params), expected.float(), atol=1e-5, rtol=1e-4)
     assert layout.head.matrix(result.params)[3].tolist() == [0.0] * 5  # a class nobody has
+
+
+PEERS: list[dict[str, Any]] = [
+    {},
+    {"rounds": 2, "ranks": "2"},
+    {"align": True, "init": "different"},
+    {"origin": "random", "form": "paper", "step": 0.5, "weighting": "qp"},
+]
+
+
+@pytest.mark.parametrize("fields", PEERS, ids=str)
+def test_every_client_to_every_other(blobs: FederatedData, fields: dict[str, Any]) -> None:
+    method = MAEcho(epochs=2, iterations=5, **fields)
+    peers = replace(method, decentralised=True)
+    central, result = (run(m, blobs, Tiny, **settings()) for m in (method, peers))
+    assert central.weights is not None
+    assert result.weights is None
+    assert len(result.personal) == 4
+    for model in result.personal:
+        assert torch.equal(model.params, central.weights.params)
+        assert torch.equal(model.buffers, central.weights.buffers)
+    assert result.accuracy == central.accuracy
+    names = {c.name for c in blobs.clients}
+    assert {r.source for r in result.ledger} == {r.target for r in result.ledger} == names, "the server reads nothing"
+    assert {r.task for r in result.ledger} == {"gather"}
+    size = Size.of(Network(Tiny()))
+    each = size + peers.payload(size.layout)
+    assert result.bytes == peers.cost(4, size) == peers.rounds * 4 * 3 * each
+
+
+def test_the_decentralised_form_between_processes_and_silos(blobs: FederatedData, tmp_path: Path) -> None:
+    method = MAEcho(epochs=1, iterations=2, rounds=2, decentralised=True)
+    here, there = (run(method, blobs, Tiny, processes=p, **settings()) for p in (False, True))
+    assert all(torch.equal(a.params, b.params) for a, b in zip(here.personal, there.personal, strict=True))
+    assert here.ledger == there.ledger
+    once = replace(method, rounds=1, ranks="3")
+    silos = nodes_in(tmp_path, '[limits]\nmethods = ["maecho"]\n')
+    assert_equal(far(once, silos, tmp_path / "run"), in_one_process(once))
+
+
+def test_alone_there_is_nobody_to_send_to(blobs: FederatedData) -> None:
+    alone = FederatedData(blobs.dataset, blobs.clients[:1])
+    result = run(MAEcho(epochs=1, decentralised=True, combine_heads="mean"), alone, Tiny, **settings())
+    assert result.bytes == 0
+    trained = run(Average(epochs=1), alone, Tiny, **settings()).weights
+    assert trained is not None
+    assert torch.equal(result.personal[0].params, trained.params)
 
 
 def test_some_clients_a_round(blobs: FederatedData) -> None:
@@ -506,6 +562,7 @@ def test_layers_that_are_averaged_are_named(blobs: FederatedData, caplog: pytest
         {"ranks": "5,x"},
         {"ranks": "0"},
         {"participation": 0.0},
+        {"decentralised": True, "participation": 0.5},
     ],
     ids=str,
 )

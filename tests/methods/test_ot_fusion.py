@@ -11,11 +11,15 @@ from ekiden import FederatedData, Hardware, Training, UserError, models, run
 from ekiden.conformance.small_runs import Tiny
 from ekiden.methods import OTFusion
 from ekiden.methods.blocks.combining import Trained
-from ekiden.methods.one_shot.ot_fusion import align, by_weights, check_chain, costs, transport
+from ekiden.methods.one_shot.ot_fusion import activations, align, check_chain, costs, transport
 from ekiden.training.network import Network
 from ekiden.training.weights import Layout, Weights, mean
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
+
+
+def by_weights(number: int, ours: Tensor, theirs: Tensor) -> Tensor:
+    return transport(ours, theirs, normalise=True, squared=False)
 
 
 def shuffled(module: nn.Module, seed: int = 3) -> nn.Module:
@@ -44,10 +48,10 @@ def test_permuted_neurons() -> None:
     a, _ = two_layers([[1.0, 1], [1, 0], [0, 1]], [[3.0, 1, 2], [6, 4, 5]])
     ours, theirs = (layout.dense[0].matrix(m.params) for m in (a, b))
     expected = [[0.765367, 0.765367, 0], [0, 1.414214, 0.765367], [1.414214, 0, 0.765367]]
-    torch.testing.assert_close(costs(ours, theirs, True), torch.tensor(expected).double(), atol=1e-6, rtol=0)
-    plan = transport(ours, theirs, True)
+    torch.testing.assert_close(costs(ours, theirs, True, False), torch.tensor(expected).double(), atol=1e-6, rtol=0)
+    plan = transport(ours, theirs, True, False)
     assert plan.tolist() == [[0, 0, 1], [1, 0, 0], [0, 1, 0]]
-    aligned, inputs = align(a, b, layout, layout, by_weights(True))
+    aligned, inputs = align(a, b, layout, layout, by_weights)
     assert torch.equal(aligned.params, b.params)
     assert inputs[0] is None
     assert torch.equal(mean([aligned, b]).params, b.params)
@@ -56,42 +60,55 @@ def test_permuted_neurons() -> None:
 
 
 @pytest.mark.parametrize("normalise", [True, False])
-def test_swap(normalise: bool) -> None:
+@pytest.mark.parametrize("squared", [True, False])
+def test_swap(normalise: bool, squared: bool) -> None:
     a, b = torch.tensor([[3.0, 4.0], [1.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.6, 0.8]])
-    assert transport(a, b, normalise).tolist() == [[0, 1], [1, 0]]
+    assert transport(a, b, normalise, squared).tolist() == [[0, 1], [1, 0]]
     expected = torch.tensor([[0.894427, 0], [0, 0.894427]] if normalise else [[4.472136, 4], [0, 0.894427]]).double()
-    torch.testing.assert_close(costs(a, b, normalise), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(costs(a, b, normalise, squared), expected ** (2 if squared else 1), atol=1e-5, rtol=0)
 
 
 def test_scale_matters_only_without_normalisation() -> None:
     a, b = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([[0.0, 2.1], [1.0, 0.0]])
-    assert transport(a, b, True).tolist() == [[0, 1], [1, 0]]
+    assert transport(a, b, True, False).tolist() == [[0, 1], [1, 0]]
     near, far = torch.tensor([[1.0], [10.0]]), torch.tensor([[9.0], [2.0]])
-    assert transport(near, far, True).tolist() == [[1, 0], [0, 1]]  # all the same: identity
-    assert transport(near, far, False).tolist() == [[0, 1], [1, 0]]
+    assert transport(near, far, True, False).tolist() == [[1, 0], [0, 1]]  # all the same: identity
+    assert transport(near, far, False, False).tolist() == [[0, 1], [1, 0]]
 
 
 @pytest.mark.parametrize("units", [100, 400])
 def test_units_in_another_order_are_found(units: int) -> None:
     rows = torch.randn(units, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     order = torch.randperm(units, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(transport(rows[order], rows, True), torch.eye(units).double()[order])
+    assert torch.equal(transport(rows[order], rows, True, False), torch.eye(units).double()[order])
+
+
+def test_sinkhorn_approaches_the_exact_transport() -> None:
+    rows = torch.randn(12, 5, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(3))
+    exact = transport(rows[order], rows, True, False)
+    far, near = (float((transport(rows[order], rows, True, False, reg) - exact).abs().max()) for reg in (1.0, 0.01))
+    assert far > 0.3
+    assert near < 1e-6
+    uneven = transport(rows[:7], rows, True, False, sinkhorn=0.1)
+    torch.testing.assert_close(uneven.sum(0), torch.ones(12).double())
+    assert float(uneven.min()) >= 0
 
 
 @pytest.mark.parametrize("rows", [torch.zeros(5, 3), torch.ones(5, 3), torch.eye(5)])
 def test_of_equally_good_plans_the_identity(rows: Tensor) -> None:
-    assert torch.equal(transport(rows, rows, True), torch.eye(5))
+    assert torch.equal(transport(rows, rows, True, False), torch.eye(5))
 
 
 def test_unequal_widths_share_mass() -> None:
-    plan = transport(torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([[0.5], [5.0]]), False)
+    plan = transport(torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([[0.5], [5.0]]), False, False)
     torch.testing.assert_close(plan.sum(0), torch.ones(2))
     torch.testing.assert_close(plan, torch.tensor([[2 / 3, 0], [1 / 3, 1 / 3], [0, 2 / 3]]))
 
 
 def test_not_a_number_is_refused() -> None:
     with pytest.raises(UserError, match="NaN"):
-        transport(torch.tensor([[float("nan")]]), torch.ones(1, 1), True)
+        transport(torch.tensor([[float("nan")]]), torch.ones(1, 1), True, False)
 
 
 NETWORKS: list[tuple[Callable[[], nn.Module], tuple[int, ...]]] = [
@@ -108,7 +125,7 @@ def test_aligning_keeps_the_function(make: Callable[[], nn.Module], shape: tuple
         buffer.uniform_(0.5, 2)
     x = torch.randn(8, *shape)
     before = a.module(x)
-    a.load(align(a.weights(), b.weights(), a.layout, b.layout, by_weights(True))[0])
+    a.load(align(a.weights(), b.weights(), a.layout, b.layout, by_weights)[0])
     torch.testing.assert_close(a.module(x), before, rtol=1e-4, atol=1e-5)
 
 
@@ -122,23 +139,30 @@ def test_permuting_hidden_units_leaves_the_fused_function(
     assert not torch.equal(a.params, b.params)
     x = torch.randn(8, *shape)
     expected = module(x)
-    fused = mean([b.weights(), align(a.weights(), b.weights(), a.layout, b.layout, by_weights(True))[0]])
+    fused = mean([b.weights(), align(a.weights(), b.weights(), a.layout, b.layout, by_weights)[0]])
     assert not torch.allclose(module_of(make, mean([a.weights(), b.weights()]))(x), expected, atol=1e-3)
     torch.testing.assert_close(module_of(make, fused)(x), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("which", ["model", "target"])
+@pytest.mark.parametrize("alignment", ["weights", "activations"])
 @pytest.mark.parametrize(("make", "shape"), NETWORKS, ids=["bn", "mlp", "conv"])
 def test_the_fused_function_does_not_depend_on_the_order_of_hidden_units(
-    make: Callable[[], nn.Module], shape: tuple[int, ...], which: str
+    make: Callable[[], nn.Module], shape: tuple[int, ...], alignment: str, which: str
 ) -> None:
     torch.manual_seed(4)
     a, b = make().eval(), make().eval()  # two models that have nothing to do with one another
-    x = torch.randn(8, *shape)
+    x, probe = torch.randn(8, *shape), torch.randn(20, *shape)
 
     def fused(model: nn.Module, target: nn.Module) -> Tensor:
         one, other = Network(copy.deepcopy(model)), Network(copy.deepcopy(target))
-        moved, _ = align(one.weights(), other.weights(), one.layout, other.layout, by_weights(True))
+        by = [activations(n.module, n.layout, probe) for n in (one, other)]
+
+        def by_activations(number: int, ours: Tensor, theirs: Tensor) -> Tensor:
+            return transport(by[0][number], by[1][number], False, False)
+
+        matching = by_weights if alignment == "weights" else by_activations
+        moved, _ = align(one.weights(), other.weights(), one.layout, other.layout, matching)
         result: Tensor = module_of(make, mean([other.weights(), moved]))(x)
         return result
 
@@ -155,9 +179,23 @@ def module_of(make: Callable[[], nn.Module], weights: Weights) -> nn.Module:
     return network.module
 
 
+def test_activations_find_the_same_permutation() -> None:
+    module = models.build("lenet", (3, 32, 32), 7).eval()
+    a, b = Network(shuffled(module)), Network(module)
+    x = torch.randn(5, 3, 32, 32)
+    ours, theirs = activations(a.module, a.layout, x), activations(b.module, b.layout, x)
+
+    def by_activations(number: int, rows: Tensor, goal: Tensor) -> Tensor:
+        return transport(ours[number], theirs[number], False, False)
+
+    for matching in (by_activations, by_weights):
+        aligned, _ = align(a.weights(), b.weights(), a.layout, b.layout, matching)
+        assert torch.equal(aligned.params, b.params)
+
+
 def test_a_wider_model_takes_the_width_of_the_target() -> None:
     wide, narrow = (Network(nn.Sequential(nn.Linear(4, n), nn.ReLU(), nn.Linear(n, 3))) for n in (9, 6))
-    aligned, _ = align(wide.weights(), narrow.weights(), wide.layout, narrow.layout, by_weights(True))
+    aligned, _ = align(wide.weights(), narrow.weights(), wide.layout, narrow.layout, by_weights)
     assert aligned.params.shape == narrow.params.shape
     doubled = Network(nn.Sequential(nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 3)))
     first, last = doubled.module[0], doubled.module[2]  # type: ignore[index]
@@ -165,7 +203,7 @@ def test_a_wider_model_takes_the_width_of_the_target() -> None:
     first.bias.data.copy_(narrow.module[0].bias.repeat(2))  # type: ignore[index]
     last.weight.data.copy_(narrow.module[2].weight.repeat(1, 2))  # type: ignore[index]
     last.bias.data.copy_(narrow.module[2].bias)  # type: ignore[index]
-    aligned, _ = align(doubled.weights(), narrow.weights(), doubled.layout, narrow.layout, by_weights(True))
+    aligned, _ = align(doubled.weights(), narrow.weights(), doubled.layout, narrow.layout, by_weights)
     hidden, out = narrow.layout.dense
     torch.testing.assert_close(hidden.matrix(aligned.params), hidden.matrix(narrow.params))
     torch.testing.assert_close(out.matrix(aligned.params), out.matrix(narrow.params))
@@ -175,7 +213,7 @@ def test_a_wider_model_takes_the_width_of_the_target() -> None:
 def test_identical_models_fuse_to_themselves(head: str) -> None:
     network = Network(Tiny())
     model = network.weights()
-    aligned = [align(model, model, network.layout, network.layout, by_weights(True))[0] for _ in range(3)]
+    aligned = [align(model, model, network.layout, network.layout, by_weights)[0] for _ in range(3)]
     sent = [Trained(m, torch.tensor([5, 5, 5])) for m in aligned]
     result = OTFusion(combine_heads=head).average.aggregate(sent, network.layout)  # type: ignore[arg-type]
     assert torch.equal(result.params, model.params)
@@ -202,7 +240,7 @@ def test_networks_with_shortcuts_are_refused() -> None:
         check_chain(models.build("resnet18", (3, 8, 8), 4).eval(), (3, 8, 8))
     a, b = Network(Tiny()), Network(Shortcut())
     with pytest.raises(UserError, match="different layers"):
-        align(a.weights(), b.weights(), a.layout, b.layout, by_weights(True))
+        align(a.weights(), b.weights(), a.layout, b.layout, by_weights)
 
 
 class Centred(nn.Module):
@@ -222,12 +260,37 @@ class Centred(nn.Module):
 def test_values_outside_the_layers_that_move_stay() -> None:
     network = Network(Centred().eval())
     check_chain(network.module, (4,))
-    result, _ = align(network.weights(), network.weights(), network.layout, network.layout, by_weights(True))
+    result, _ = align(network.weights(), network.weights(), network.layout, network.layout, by_weights)
     assert torch.equal(result.buffers, network.buffers)
 
 
-def test_runs_and_refuses_shortcuts(blobs: FederatedData) -> None:
+@pytest.mark.parametrize("alignment", ["weights", "activations"])
+def test_runs_and_refuses_a_target_that_is_not_there(blobs: FederatedData, alignment: str) -> None:
     settings = {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1)}
-    assert run(OTFusion(epochs=30), blobs, Tiny, **settings).accuracy > 0.4  # type: ignore[arg-type]
+    result = run(OTFusion(epochs=30, alignment=alignment, reference=2), blobs, Tiny, **settings)  # type: ignore[arg-type]
+    assert result.accuracy > 0.4
+    with pytest.raises(UserError, match="reference"):
+        run(OTFusion(reference=4), blobs, Tiny, **settings)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="shortcuts"):
         run(OTFusion(), blobs, Shortcut, **settings)  # type: ignore[arg-type]
+
+
+def test_passes_for_activations_count(blobs: FederatedData) -> None:
+    settings = {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1)}
+    plain, probed = (
+        run(OTFusion(epochs=1, alignment=alignment, samples=50), blobs, Tiny, **settings).metrics[-1]  # type: ignore[arg-type]
+        for alignment in ("weights", "activations")
+    )
+    assert probed["forward"] - plain["forward"] == 4 * 2 * 50
+    assert probed["backward"] == plain["backward"]
+
+
+def test_one_client_keeps_its_model(blobs: FederatedData) -> None:
+    alone = FederatedData(blobs.dataset, blobs.clients[:1])
+    a, b = (
+        run(OTFusion(epochs=2, alignment=alignment), alone, Tiny, hardware=Hardware(threads=1))
+        for alignment in ("weights", "activations")
+    )
+    assert a.weights is not None
+    assert b.weights is not None
+    assert torch.equal(a.weights.params, b.weights.params)

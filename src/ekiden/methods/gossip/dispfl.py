@@ -53,11 +53,13 @@ class DisPFL(PersonalMethod):
     epochs: Count = 5
     """E, epochs at each client per round"""
     density: Fraction = 0.5
-    """s, share of active weights; by the Erdős–Rényi kernel small tensors are denser"""
+    """s, share of active weights"""
     prune: Annotated[float, Range(least=0, most=1)] = 0.5
     """a, share of active weights that is moved in the first round; falls to 0 as a cosine"""
     regrow: Literal["random", "gradient"] = "random"
     """where weights regrow: anywhere (the authors' script), or where the gradient of a batch is largest"""
+    sparsity_distribution: Literal["erk", "uniform"] = "erk"
+    """density of the tensors: by the Erdős–Rényi kernel (small tensors are denser), or the same for all"""
     topology: str = "peers:0.1"
     """graph of the clients: peers:K (a number, or a share of all), complete, ring, torus, star, exponential,
     erdos_renyi:P[:SEED], matching or one_peer"""
@@ -112,7 +114,7 @@ class DisPFL(PersonalMethod):
 
     def active(self, shapes: Sequence[tuple[int, ...]]) -> list[int]:
         """Return the number of active weights of each tensor."""
-        shares = densities(shapes, self.density)
+        shares = densities(shapes, self.density, self.sparsity_distribution == "erk")
         return [min(prod(shape), max(1, round(d * prod(shape)))) for shape, d in zip(shapes, shares, strict=True)]
 
     def cost(self, clients: int, model: Size) -> int:

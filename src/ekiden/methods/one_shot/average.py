@@ -50,6 +50,8 @@ class Average(OneShot):
     combine_heads: Head = "mean"
     """how classifiers are averaged: mean (like the rest), class-wise (each class over its owners), or class-counts (by
     n_ic/n_c, the clients' shares of the class's samples)"""
+    running_variances: Literal["mean", "mixture"] = "mean"
+    """running variances: their mean, or the variance of the mixture, Σ p_i (var_i + (mean_i - mean)²)"""
     init: Init = "same"
     """initial models: the same for all clients, or a different one for each"""
     combine: Rule = "mean"
@@ -63,8 +65,10 @@ class Average(OneShot):
 
     def __post_init__(self) -> None:
         """Refuse class-wise options with a rule other than the mean, and a limit on steps without a common start."""
-        if self.combine != "mean" and self.combine_heads != "mean":
-            raise UserError(f"--combine {self.combine} goes with --combine-heads=mean: leave that out")
+        if self.combine != "mean" and (self.combine_heads, self.running_variances) != ("mean", "mean"):
+            raise UserError(
+                f"--combine {self.combine} goes with --combine-heads=mean and --running-variances=mean: leave these out"
+            )
         if self.clip_update and self.init != "same":
             raise UserError("--clip-update bounds the step from the common initial model: leave out --init=different")
 
@@ -118,6 +122,8 @@ class Average(OneShot):
         models, counts = [t.model for t in sent], torch.stack([t.counts for t in sent])
         weights = counts.sum(1).tolist() if self.weighting == "samples" else [1] * len(sent)
         result = combine(models, weights, self.combine, self.faulty)
+        if self.running_variances == "mixture":
+            result = mixture(models, weights, result, layout)
         if self.combine_heads == "mean":
             return result
         return class_mean(models, owned(counts) if self.combine_heads == "class-wise" else counts, layout, result)
@@ -126,3 +132,16 @@ class Average(OneShot):
         """N·M; and 8·N for n_i, 8·N·K for n_ic, if they are needed."""
         numbers = model.layout.classes if self.combine_heads != "mean" else int(self.weighting == "samples")
         return clients * (model + 8 * numbers)
+
+
+def mixture(models: Sequence[Weights], weights: Sequence[float], result: Weights, layout: Layout) -> Weights:
+    """Return `result` with the running variances of the mixture of all clients' activations."""
+    buffers, total = result.buffers.clone(), sum(weights)
+    for layer in layout.layers:
+        if len(layer.statistics) == 2:
+            centre, spread = layer.statistics
+            spread.of(buffers).zero_()
+            for m, p in zip(models, weights, strict=True):
+                away = centre.of(m.buffers) - centre.of(result.buffers)  # avoids a difference of large squares
+                spread.of(buffers).add_(spread.of(m.buffers) + away**2, alpha=p / total)
+    return Weights(result.params, buffers, result.counters)

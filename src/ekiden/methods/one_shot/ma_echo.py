@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ekiden.authoring import (
     CLASSES,
@@ -16,6 +16,7 @@ from ekiden.authoring import (
     Fed,
     Fraction,
     Method,
+    Model,
     NonNegative,
     Range,
     Size,
@@ -31,7 +32,9 @@ from ekiden.base.outside import require_extra
 from ekiden.methods.blocks.combining import Init, class_mean, owned
 from ekiden.methods.blocks.rounds import participants, sample
 from ekiden.methods.one_shot.blocks.curvature import compress, projectors, thin
-from ekiden.methods.one_shot.ot_fusion import align, by_weights, carry, check_chain
+from ekiden.methods.one_shot.blocks.ensemble import copies
+from ekiden.methods.one_shot.ot_fusion import align, carry, check_chain, transport
+from ekiden.training.network import Network, fresh
 from ekiden.training.weights import Layer, Layout
 
 
@@ -84,6 +87,8 @@ class MAEcho(Method):
     """μ, how strongly P_i holds back a V step in the paper's form"""
     normalise: bool = False
     """Norm, bring each row of a V step to length 1 (for different initial models)"""
+    origin: Literal["mean", "first", "random"] = "mean"
+    """W at the start: mean of the models, the first client's, or random values"""
     combine_heads: Literal["class-wise", "mean"] = "class-wise"
     """the classifier: each row is averaged over the clients with more than one sample of its class, or over all
     clients"""
@@ -98,11 +103,15 @@ class MAEcho(Method):
     """initial models: the same for all clients, or a different one for each"""
     participation: Fraction = 1.0
     """m/N, share of the clients drawn for each round; at least one client"""
+    decentralised: bool = False
+    """every client sends its model to every other and aggregates by itself; the server reads nothing"""
 
     traits = Traits(needs=CLASSES)  # clients report which classes they own
 
     def __post_init__(self) -> None:
         require(self.form == "released" or self.step <= 1, "step", self.step, "at most 1 in the paper's form")
+        everyone = "1, since with --decentralised all take part"
+        require(self.participation == 1 or not self.decentralised, "participation", self.participation, everyone)
         require(all(k.isdecimal() and int(k) > 0 for k in self._ranks), "ranks", self.ranks, "numbers of 1 or more")
 
     def check(self, clients: Sequence[str]) -> None:
@@ -119,14 +128,24 @@ class MAEcho(Method):
         if self.align:
             check_chain(model.network.module, model.shape)
 
+    @property
+    def one_model(self) -> bool:
+        """Return False without a server: each client has its own model."""
+        return not self.decentralised
+
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         if s.step == 0:
             self._warn(fed.layout)
         while s.step < self.rounds:
-            sent = fed.get([fed.call(self.train, k, s.model, s.step == 0) for k in sample(fed, self.participation)])
-            if self.align:
-                sent = [aligned(c, sent[0].model, fed.layout) for c in sent]
-            s = s.next(model=self.aggregate(sent, fed.layout))
+            seed = int(torch.randint(1 << 62, (), generator=fed.generator("start")))
+            clients = sample(fed, self.participation)
+            models: Sequence[Model | None] = s.personal or [s.model] * len(clients)
+            asked = [fed.call(self.train, k, m, s.step == 0) for k, m in zip(clients, models, strict=True)]
+            if self.decentralised:
+                s = s.next(model=None, personal=tuple(fed.call(self.gather, k, asked, seed) for k in clients))
+            else:
+                sent = fed.get(asked)
+                s = s.next(model=self.combine(sent, fed.network(sent[0].model), seed))
             yield s
 
     @on_client
@@ -139,15 +158,30 @@ class MAEcho(Method):
         sent = [compress(p, k).float() for p, k in zip(found, self.rank_of(client.layout), strict=True)]
         return Contribution(model, sent, owned(client.class_counts()))
 
-    def aggregate(self, sent: Sequence[Contribution], layout: Layout) -> Weights:
+    @on_client
+    def gather(self, client: Client, sent: list[Contribution], seed: int) -> Weights:
+        """Aggregate at each client what all have sent; the result is the same everywhere."""
+        return self.combine(sent, copies(client.module, [sent[0].model])[0], seed)
+
+    def combine(self, sent: Sequence[Contribution], network: nn.Module, seed: int) -> Weights:
+        """Align the models (with `align`), choose the start, aggregate."""
+        layout = Network(network).layout
+        if self.align:
+            sent = [aligned(c, sent[0].model, layout) for c in sent]
+        start = None
+        if self.origin == "random":
+            start = Network(fresh(network, seed), sent[0].model.params.device).weights()
+        return self.aggregate(sent, layout, start)
+
+    def aggregate(self, sent: Sequence[Contribution], layout: Layout, start: Weights | None = None) -> Weights:
         """Return the common model, layer by layer; all other parameters are averaged."""
         models = [c.model for c in sent]
         result = mean(models)
         params = result.params.clone()
+        w = models[0] if self.origin == "first" else start or result
         for i, layer in enumerate(layout.hidden):
             v = torch.stack([layer.matrix(m.params) for m in models])
-            p = [reduced(c.projectors[i]).to(v) for c in sent]
-            layer.put(params, self.harmonise(layer.matrix(result.params), v, p))
+            layer.put(params, self.harmonise(layer.matrix(w.params), v, [reduced(c.projectors[i]).to(v) for c in sent]))
         result = result.with_params(params)
         if self.combine_heads == "mean":
             return result
@@ -199,8 +233,13 @@ class MAEcho(Method):
         return self.rounds
 
     def cost(self, clients: int, model: Size) -> int:
-        """(2T - 1)·m·M, models up in every round and down in all but the first, and T·m·payload."""
+        """(2T - 1)·m·M, models up in every round and down in all but the first, and T·m·payload.
+
+        Decentralised: T·N·(N - 1)·(M + payload).
+        """
         payload = self.payload(model.layout)
+        if self.decentralised:
+            return self.rounds * clients * (clients - 1) * (model + payload)
         return participants(clients, self.participation) * ((2 * self.rounds - 1) * model + self.rounds * payload)
 
     def payload(self, layout: Layout) -> int:
@@ -230,7 +269,9 @@ def unit_rows(move: Tensor, change: Tensor) -> Tensor:
 
 def aligned(contribution: Contribution, target: Weights, layout: Layout) -> Contribution:
     """Return a client's model and projectors with hidden units in the order of `target`'s."""
-    model, moved = align(contribution.model, target, layout, layout, by_weights(normalise=True))
+    model, moved = align(
+        contribution.model, target, layout, layout, lambda i, a, b: transport(a, b, normalise=True, squared=False)
+    )
     layers = zip(contribution.projectors, moved, layout.dense, strict=False)
     return contribution._replace(model=model, projectors=[carried(p, t, layer) for p, t, layer in layers])
 

@@ -13,12 +13,16 @@ from ekiden.authoring import (
     INITIAL,
     Client,
     Count,
+    CountOrZero,
     Fed,
+    NonNegative,
     Size,
     State,
     UserError,
     Weights,
+    Work,
     on_client,
+    require,
 )
 from ekiden.base.outside import require_extra
 from ekiden.data.tasks import Need
@@ -38,21 +42,31 @@ class OTFusion(OneShot):
     Sidak Pal Singh, Martin Jaggi: Model Fusion via Optimal Transport. NeurIPS 2020. https://arxiv.org/abs/1910.05653.
 
     Layer by layer: undo the permutation of the layer before at the inputs, match the units to the target's by exact
-    optimal transport between their weights, permute. The classifier is only averaged.
+    optimal transport between their weights (or activations), permute. The classifier is only averaged.
 
     Departures from the paper: the defaults are those of the authors' commands (exact transport, Euclidean distance,
     rows of weights normalised), not of their script. The classifier, whose outputs are classes, is not matched. Columns
     of the transport sum to 1 exactly (theirs to 1/(1 + n·1e-7)). Biases count as one more input of a unit, and
-    normalisation layers follow their units. The target is the first client's model. Networks with shortcuts are
-    refused; the code can fuse them. Not offered: matching by activations, for which there are no shared samples,
-    regularised transport, its cost normalisations, and marginals by importance. Local training ends with the epoch that
-    --select names, by default the best on validation data.
+    normalisation layers follow their units. One-shot federated learning has no shared samples, so activations are taken
+    on standard normal inputs. Networks with shortcuts are refused; the code can fuse them. Not offered: its cost
+    normalisations, marginals by importance, and activations that are taken again after each aligned layer. Local
+    training ends with the epoch that --select names, by default the best on validation data.
     """
 
     epochs: Count = 10
     """E, epochs at each client"""
+    alignment: Literal["weights", "activations"] = "weights"
+    """how units are compared"""
+    samples: Count = 200
+    """m, number of inputs on which activations are compared"""
     normalise: bool = True
     """compare weights regardless of their scale"""
+    squared: bool = False
+    """cost of a match: squared Euclidean distance instead of the distance"""
+    sinkhorn: NonNegative = 0.0
+    """entropic regularisation of the transport, 0.01 in the authors' script; 0: exact transport"""
+    reference: CountOrZero = 0
+    """number of the client whose model the others are aligned to; 0 is the first"""
     combine_heads: Literal["mean", "class-wise"] = "mean"
     """the classifier: averaged, or each row averaged over the clients with more than one sample of its class"""
     init: Init = "different"
@@ -64,8 +78,11 @@ class OTFusion(OneShot):
         return self.average.needs
 
     def check(self, clients: Sequence[str]) -> None:
-        """Refuse a machine without the package that solves for the transport."""
+        """Refuse a target that is not one of the clients."""
         require_extra("methods", "OT fusion", "ot")
+        require(
+            self.reference < len(clients), "reference", self.reference, f"below {len(clients)}, the number of clients"
+        )
 
     def check_network(self, model: Size) -> None:
         """Refuse a network whose layers do not follow one another."""
@@ -76,10 +93,13 @@ class OTFusion(OneShot):
         """Yield one state: train at all clients, align, average."""
         if s.step == 0:
             sent = fed.get([fed.call(self.train, k, INITIAL) for k in fed.clients])
+            target = sent[self.reference].model
+            probe = torch.randn(self.samples, *fed.shape, generator=fed.generator("x"))
             aligned = []
-            for model, counts in sent:
-                moved, _ = align(model, sent[0].model, fed.layout, fed.layout, by_weights(self.normalise))
-                aligned.append(Trained(moved, counts))
+            for trained in sent:
+                matching = self.matching(fed, trained.model, target, probe)
+                model, _ = align(trained.model, target, fed.layout, fed.layout, matching)
+                aligned.append(Trained(model, trained.counts))
             s = s.next(model=self.average.aggregate(aligned, fed.layout))
             yield s
 
@@ -92,6 +112,15 @@ class OTFusion(OneShot):
     def average(self) -> Average:
         """The averaging after the alignment."""
         return Average(epochs=self.epochs, combine_heads=self.combine_heads, init=self.init)
+
+    def matching(self, fed: Fed, model: Weights, target: Weights, probe: Tensor) -> Matching:
+        """Return how units of `model` are matched to those of `target`."""
+        settings = self.squared, self.sinkhorn
+        if self.alignment == "weights":
+            return lambda i, a, b: transport(a, b, self.normalise, *settings)
+        fed.work.add(Work(2 * len(probe)))
+        ours, theirs = (activations(fed.network(m), fed.layout, probe) for m in (model, target))
+        return lambda i, a, b: transport(ours[i], theirs[i], False, *settings)
 
     def cost(self, clients: int, model: Size) -> int:
         """N·M; and 8·N·K of class counts for a class-wise classifier."""
@@ -160,34 +189,49 @@ def _move(values: Tensor, moved: Tensor | None) -> Tensor:
     return moved.T @ values  # (b, ...): each unit of the target, as a mean of ours
 
 
-def by_weights(normalise: bool) -> Matching:
-    """Match units by their weights, regardless of their scale if `normalise`."""
-    return lambda number, ours, theirs: transport(ours, theirs, normalise)
+def transport(ours: Tensor, theirs: Tensor, normalise: bool, squared: bool, sinkhorn: float = 0.0) -> Tensor:
+    """Return the transport of units (a, d) to units (b, d), as (a, b) with columns that sum to 1.
 
-
-def transport(ours: Tensor, theirs: Tensor, normalise: bool) -> Tensor:
-    """Return the exact transport of units (a, d) to units (b, d), as (a, b) with columns that sum to 1.
-
-    It is the identity where that is as good as any.
+    It is exact, and the identity where that is as good as any; or regularised where `sinkhorn` is above 0.
     """
     import ot  # noqa: PLC0415  takes seconds, and few need it
 
-    cost = costs(ours, theirs, normalise)
+    cost = costs(ours, theirs, normalise, squared)
     if not bool(torch.isfinite(cost).all()):
         raise UserError("a model holds NaN or infinite weights: its units cannot be matched")
     a, b = cost.shape
-    plan = torch.from_numpy(ot.emd([], [], cost.cpu().numpy(), numItermax=10_000_000)).to(cost)
-    if a == b and float(cost.diagonal().mean()) <= float((plan * cost).sum()) + 1e-10:
-        plan = torch.eye(a, dtype=cost.dtype, device=cost.device) / a
+    if sinkhorn:
+        found = ot.sinkhorn([], [], cost.cpu().numpy(), sinkhorn, method="sinkhorn_log", warn=False)
+        plan = torch.from_numpy(found).to(cost)
+    else:
+        plan = torch.from_numpy(ot.emd([], [], cost.cpu().numpy(), numItermax=10_000_000)).to(cost)
+        if a == b and float(cost.diagonal().mean()) <= float((plan * cost).sum()) + 1e-10:
+            plan = torch.eye(a, dtype=cost.dtype, device=cost.device) / a
     return (plan / plan.sum(0)).to(ours.dtype)  # T diag(1/β), so that a unit of the target is a mean of ours
 
 
-def costs(ours: Tensor, theirs: Tensor, normalise: bool) -> Tensor:
-    """Return (a, b) float64 distances between units (a, d) and (b, d); of directions if `normalise`."""
+def costs(ours: Tensor, theirs: Tensor, normalise: bool, squared: bool) -> Tensor:
+    """Return (a, b) float64 distances between units (a, d) and (b, d), or squares; of directions if `normalise`."""
     x, y = ours.double(), theirs.double()
     if normalise:
         x, y = (F.normalize(v, eps=1e-9) for v in (x, y))
-    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
+    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist") ** (2 if squared else 1)
+
+
+def activations(network: nn.Module, layout: Layout, x: Tensor) -> list[Tensor]:
+    """Return (units, samples x positions): outputs of each dense layer before its activation function, on the CPU."""
+    seen: list[Tensor] = []
+    hooks = [
+        network.get_submodule(layer.name).register_forward_hook(
+            lambda module, args, out: seen.append(out.transpose(0, 1).flatten(1).cpu())
+        )
+        for layer in layout.dense
+    ]
+    with torch.no_grad():
+        network(x.to(next(network.parameters()).device))
+    for hook in hooks:
+        hook.remove()
+    return seen
 
 
 def check_chain(network: nn.Module, shape: tuple[int, ...]) -> None:

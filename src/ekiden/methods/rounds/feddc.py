@@ -36,7 +36,7 @@ class DriftingReply(NamedTuple):
     """What a client sends back: its model θ_i, and the change of its gradient memory times its relative size."""
 
     model: Weights
-    change: Weights
+    change: Weights | None
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,8 @@ class FedDC(SecureMethod):
     """E, local epochs per round: K steps"""
     alpha: NonNegative = 0.01
     """α, weight of the penalty; divided by a client's relative size ω_i = n_i·N/n"""
+    gradient_correction: bool = True
+    """use the term g/ω_i - g_i; FedDisco's code computes it without using it, which is False here"""
     participation: Fraction = 1.0
     """c, share of the clients drawn for each round; at least one client"""
     lr_decay: Fraction = 1.0
@@ -96,15 +98,16 @@ class FedDC(SecureMethod):
             w = shared.at_server(fed, s.cloud)
             g = torch.zeros_like(w.params) if s.gradient is None else s.gradient
             h = torch.zeros_like(w.params) if s.drift is None else s.drift
-            about = (w, w.with_params(g), shared.mean_size(sizes), s.step)
+            sent = w.with_params(g) if self.gradient_correction else None
+            about = (w, sent, shared.mean_size(sizes), s.step)
             if self.secure:
                 sums = fed.sum(self.add, chosen, *about, len(chosen), at="server")
-                g = g + sums.other(0, g) / n  # by all N, as h below
+                g = g if sent is None else g + sums.other(0, g) / n  # by all N, as h below
                 middle, answered = sums.mean(w), float(sums.clients)
             else:
                 models = RunningMean()
                 for trained, change in fed.each([fed.call(self.train, k, *about) for k in chosen], at_least=1):
-                    g = g + change.params / n
+                    g = g if change is None else g + change.params / n
                     models.add(trained)
                 middle, answered = models.model, models.total
             h = h + answered / n * (middle.params - w.params)  # the mean of all h_i
@@ -119,23 +122,25 @@ class FedDC(SecureMethod):
         return client.n
 
     @on_client
-    def train(self, client: Client, model: Weights, gradient: Weights, size: float, round: int) -> DriftingReply:
+    def train(self, client: Client, model: Weights, gradient: Weights | None, size: float, round: int) -> DriftingReply:
         """Take K steps on L_i(w) + (α/2ω_i)‖w + h_i - w^r‖² + ⟨w, g/ω_i - g_i⟩, then update h_i and g_i."""
         training, zero = shared.local_training(client, self.lr_decay, round), torch.zeros_like(model.params)
         h_i, g_i = client.state or Memory(zero, zero)
         relative = client.n / size  # ω_i
-        near = shared.Proximal(self.alpha / relative, model.params - h_i)
-        corrected = shared.Corrected(gradient.params / relative - g_i, training.l2, training.clip_norm, near)
-        trained = client.fit(model, epochs=self.epochs, penalty=corrected, training=training)
-        client.state = Memory(h_i + trained.params - model.params, corrected.mean())
-        return DriftingReply(trained, model.with_params(relative * (client.state.gradient - g_i)))
+        near, corrected = shared.Proximal(self.alpha / relative, model.params - h_i), None
+        if gradient is not None:
+            corrected = shared.Corrected(gradient.params / relative - g_i, training.l2, training.clip_norm, near)
+        trained = client.fit(model, epochs=self.epochs, penalty=corrected or near, training=training)
+        new = corrected.mean() if corrected else zero
+        client.state = Memory(h_i + trained.params - model.params, new)
+        return DriftingReply(trained, None if gradient is None else model.with_params(relative * (new - g_i)))
 
     @on_client
     def add(
         self,
         client: Client,
         model: Weights,
-        gradient: Weights,
+        gradient: Weights | None,
         size: float,
         round: int,
         clients: int,
@@ -143,10 +148,13 @@ class FedDC(SecureMethod):
     ) -> ModelSums:
         """Train like `train`, and add the result to the sums."""
         trained, change = self.train(client, model, gradient, size, round)
-        return client.added(before, ModelSums.of(clients, trained, 1.0, change.params))
+        return client.added(before, ModelSums.of(clients, trained, 1.0, *([] if change is None else [change.params])))
 
     def cost(self, clients: int, model: Size) -> int:
-        """T·m·4M + 8·min(N, T·m): model and gradient memory down and up. If secure, 8 bytes a value up."""
+        """T·m·4M + 8·min(N, T·m): model and gradient memory down and up; 2M instead of 4M without the correction.
+
+        If secure, 8 bytes a value up.
+        """
         return self.traffic(clients, model) + 8 * min(clients, self.replies(clients))
 
     def moved(self, end: Drifting, clients: int, model: Size) -> int:
@@ -155,5 +163,7 @@ class FedDC(SecureMethod):
 
     def traffic(self, clients: int, model: Size) -> int:
         """Return the bytes of all rounds."""
-        up = secure_size(model, trainable(model)) if self.secure else 2 * model
-        return self.replies(clients) * (2 * model + up)
+        down = up = (2 if self.gradient_correction else 1) * model
+        if self.secure:
+            up = secure_size(model, trainable(model)) if self.gradient_correction else secure_size(model)
+        return self.replies(clients) * (down + up)

@@ -7,14 +7,14 @@ import torch
 from torch import Generator, Tensor
 
 
-def densities(shapes: Sequence[tuple[int, ...]], density: float) -> list[float]:
+def densities(shapes: Sequence[tuple[int, ...]], density: float, erk: bool) -> list[float]:
     """Return the density of each tensor, so that all together have `density`.
 
     Erdős–Rényi kernel: in proportion to (sum of dimensions) / (product of dimensions). Densities above 1 become 1, and
     the rest is distributed again.
     """
     sizes = [prod(shape) for shape in shapes]
-    raw = [sum(shape) / max(1, prod(shape)) for shape in shapes]
+    raw = [sum(shape) / max(1, prod(shape)) if erk else 1.0 for shape in shapes]
     dense: set[int] = set()
     while len(dense) < len(shapes):
         sparse = [i for i in range(len(shapes)) if i not in dense]
