@@ -191,3 +191,11 @@ def test_silos_on_their_own_machines_agree_on_dates_and_marks(
     # The agreed marks count at a silo that does not name them.
     (tmp_path / "a.toml").write_text('name = "a"\n[data]\npath = "a.csv"\nagreed = "agreed.json"\n')
     assert read(tmp_path / "a.toml").load()[1].train.x[:, -1].sum() > 0
+
+
+def test_a_value_far_from_all_others_is_told_by_mean_and_deviation() -> None:
+    """Nothing hides it but the operator, who reads the file before: see docs/security.md."""
+    rest = np.random.default_rng(0).normal(50, 10, 99)
+    told = ColumnMoments.of(np.append(rest, 1050.0), "a column")
+    guess = told.mean + np.sqrt(told.squares * 99 / 100)
+    assert abs(guess - 1050) < 0.01 * 1050

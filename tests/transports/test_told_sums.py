@@ -258,22 +258,28 @@ def test_another_order_of_classes_hides_no_patient(tmp_path: Path) -> None:
         assert ("except for fewer than 10" in said) if number else not said
 
 
-def test_the_difference_of_two_evaluations_of_a_model_is_refused(tmp_path: Path) -> None:
-    """A silo that measures models gives no figures of nearly the test samples of an earlier measurement."""
+@pytest.mark.parametrize("kind", ["test", "validation", "run"])
+def test_the_difference_of_two_evaluations_of_a_model_is_refused(kind: str, tmp_path: Path) -> None:
+    """Nor does a run of sums measure nearly the same test samples: over the same training samples it has that model."""
     file = silo_file(tmp_path, NAMES[1], trusting=False)
-    client, measures = mine(NAMES[1])[1], replace(terms(FedGram()), measures="0" * 64)
+    client, agreed = mine(NAMES[1])[1], terms(FedGram())
+    if kind != "run":
+        agreed = replace(agreed, measures="0" * 64, validation=kind == "validation")
 
     def measured(rows: torch.Tensor) -> None:
-        held = replace(client, test=Subset(client.test.samples, rows))
-        policy.check_differences(file, measures, held)
+        part = Subset(client.test.samples, rows)
+        held = replace(client, val=part) if kind == "validation" else replace(client, test=part)
+        policy.check_differences(file, agreed, held)
 
     rows = client.test.rows
     measured(rows)
-    with pytest.raises(UserError, match="summed over the same test samples except for fewer than 10"):
+    word = kind.replace("run", "test")
+    with pytest.raises(UserError, match=f"summed over the same {word} samples except for fewer than 10"):
         measured(rows[9:])
     measured(rows[10:])
     measured(rows.repeat_interleave(2))
     measured(rows)
+    measured(rows[:9])
 
 
 def test_combinations_of_three_and_four_runs_are_patients_and_are_refused(tmp_path: Path) -> None:

@@ -137,16 +137,17 @@ def _check_sums(file: SiloFile, agreed: Agreement) -> None:
 def check_differences(file: SiloFile, agreed: Agreement, client: ClientData) -> None:
     """Refuse exact sums over samples of which all but a few were summed over in an earlier run, and note these.
 
-    Sums of features over training samples, and the figures of one model on test samples, can be subtracted.
+    Sums of features over training samples, and the figures of one model on test samples, can be subtracted. A run of
+    sums has the same model again if only its test samples differ.
     """
     method, limits = agreed.recipe.method, file.limits
-    if limits.differences:
+    sums = isinstance(method, (FixedFeatures, Trees, GLM, DeepAFL)) or method.title().endswith(LAP)
+    if limits.differences or not (agreed.measures or (sums and not agreed.recipe.dp)):
         return
-    if agreed.measures:
-        differences.note_rows(file.folder, client.test, "test", limits.min_samples)
-    elif not agreed.recipe.dp and (
-        isinstance(method, (FixedFeatures, Trees, GLM, DeepAFL)) or method.title().endswith(LAP)
-    ):
+    measured, kind = (client.val, "validation") if agreed.validation else (client.test, "test")
+    if len(measured) >= limits.min_samples:  # of fewer nothing is told
+        differences.note_rows(file.folder, measured, kind, limits.min_samples)
+    if not agreed.measures:
         differences.note_rows(file.folder, client.train, "training", limits.min_active)
 
 
