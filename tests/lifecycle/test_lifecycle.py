@@ -38,7 +38,7 @@ METHODS: dict[str, Method] = {
 }
 FLAGS = {"fedseq": ["--epochs", "4"], "fedavg": ["--rounds", "2", "--epochs", "2"], "fedgram": []}
 """the same for the command line"""
-WIDTH = 10  # silos of 44 samples in up to three classes refuse sums of more than half as many features
+WIDTH = 8  # silos of 44 rows of a table refuse sums of more features
 FAR = METHODS | {"fedgram": FedGram(width=WIDTH, dictionary="seed", min_active=10)}
 TEST = 3 * ROWS // 5
 RESULTS = ("model.safetensors", "metrics.jsonl", "ledger.jsonl")

@@ -187,8 +187,8 @@ DEFENCES = {
     ),
     "columns of a regression": (
         f"{FLOWER}/silo/policy.py",
-        "if isinstance(method, GLM):\n        _check_columns",
-        "if False:\n        _check_columns",
+        "if isinstance(method, GLM) and not file.limits.trust_first:",
+        "if False:",
         f"{RECORDS}::test_a_regression_shows_no_record_that_differs_from_all_others",
     ),
     "lists of which a few are in one alone": (
