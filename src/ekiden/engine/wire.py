@@ -162,7 +162,7 @@ def decode(data: bytes | memoryview, expected: Any, fetch: Callable[[Ref[Any]], 
         tensors = safetensors.torch.load(data)
         length = int.from_bytes(data[:8], "little")
         metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
-    except (SafetensorError, ValueError, RecursionError, TypeError, AttributeError) as error:
+    except (SafetensorError, ValueError, KeyError, RecursionError, TypeError, AttributeError) as error:
         raise _unreadable(error) from None
     return assemble(tensors, metadata, expected, fetch)
 
