@@ -249,13 +249,3 @@ def test_images_make_a_pool_of_bytes() -> None:
     assert result.state.pool is not None
     assert (result.state.pool.dtype, result.state.pool.shape) == (torch.uint8, (16, 1, 16, 16))
     assert result.bytes == 2 * 4 * sum(p.numel() for p in models.build("lenet", (1, 16, 16), 3).parameters())
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{"distill_batch_size": 1}, {"hardness": -1.0}, {"weight_lr": 0.0}, {"weight_lr_decay": 1.5}, {"adv": -1.0}],
-    ids=str,
-)
-def test_refuses_what_is_out_of_range(fields: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=next(iter(fields))):
-        CoBoosting(**fields)

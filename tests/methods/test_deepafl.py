@@ -167,13 +167,3 @@ def test_sums_of_another_shape_or_type_are_refused() -> None:
         one.plus(LeastSquaresSums(one.squares, torch.zeros(2, 4, dtype=torch.int64)))
     with pytest.raises(UserError, match="int64"):
         LeastSquaresSums(torch.zeros(3), one.products)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{"layers": -1}, {"width": 0}, {"random_features": 0}, {"ridge": 0.0}, {"sandwich": 0.0}, {"scale": 0.0}],
-    ids=str,
-)
-def test_refuses_what_is_out_of_range(fields: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=next(iter(fields))):
-        DeepAFL(**fields)

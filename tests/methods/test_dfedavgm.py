@@ -137,14 +137,6 @@ def test_messages() -> None:
     assert DFedAvgM(topology="peers:5", rounds=75).cost(30, 1) == 75 * 150
 
 
-@pytest.mark.parametrize(
-    "changes", [{"rounds": 0}, {"epochs": 0}, {"theta": 1.0}, {"theta": -0.1}, {"lr_decay": 0.0}, {"lr_decay": 1.1}]
-)
-def test_refuses_what_is_out_of_range(changes: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=next(iter(changes))):
-        DFedAvgM(**changes)
-
-
 @pytest.mark.parametrize(("graph", "message"), [("peers:4", "at most 3"), ("erdos_renyi:0", "groups")])
 def test_refuses_a_graph_that_does_not_fit_before_training(blobs: FederatedData, graph: str, message: str) -> None:
     with pytest.raises(UserError, match=message):

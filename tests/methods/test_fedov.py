@@ -254,23 +254,6 @@ def test_a_network_that_does_not_fit_is_named_with_its_own_number_of_outputs(blo
         run(FedOV(), blobs, nn.Linear(4, 5))
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"epochs": 0},
-        {"attack_steps": -1},
-        {"attack_step": -0.1},
-        {"attack_radius": -1.0},
-        {"mix": -0.1},
-        {"voters": -1},
-    ],
-    ids=str,
-)
-def test_refuses_what_is_out_of_range(fields: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=next(iter(fields))):
-        FedOV(**fields)
-
-
 def test_members_are_copies() -> None:
     module = Fixed(*A)
     members = FedOV().result_network(module, 3)

@@ -1,8 +1,13 @@
-"""Names of hyperparameters: one for what several methods share, with one type of value."""
+"""Hyperparameters: one name for what several methods share, with one type of value; and ranges that are kept."""
 
 from collections import defaultdict
-from typing import Any, Literal, get_origin
+from typing import Any, Literal, get_origin, get_type_hints
 
+import pytest
+
+from ekiden import UserError
+from ekiden.base.checks import Range
+from ekiden.engine.method import Method
 from ekiden.methods import METHODS
 from ekiden.runs.plan import hyperparameters
 
@@ -44,3 +49,23 @@ def test_a_name_has_one_sort_of_value() -> None:
         for name, hint in hyperparameters(kind).items():
             sorts[name][kind_of(hint)].append(kind.title())
     assert {name: dict(found) for name, found in sorts.items() if len(found) > 1} == {}
+
+
+UNBOUNDED = {("feddisco", "b"), ("pfnm", "bias"), ("fedma", "bias")}
+"""Numbers that may have any value."""
+
+
+@pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.title())
+def test_every_number_has_a_range_and_none_outside_is_accepted(kind: type[Method]) -> None:
+    hints = get_type_hints(kind, include_extras=True)
+    for name, plain in hyperparameters(kind).items():
+        if plain not in (int, float) or (kind.title(), name) in UNBOUNDED:
+            continue
+        (allowed,) = (one for one in hints[name].__metadata__ if isinstance(one, Range))
+        below = allowed.above if allowed.least is None else allowed.least - 1
+        above = allowed.below if allowed.most is None else allowed.most + 1
+        assert below is not None, name
+        for wrong in (below, above):
+            if wrong is not None:
+                with pytest.raises(UserError, match=name):
+                    kind(**{name: wrong})
