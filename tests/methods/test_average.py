@@ -28,12 +28,6 @@ def linear(rows: list[list[float]], bias: list[float] | None = None) -> tuple[We
     return built.weights(), built.layout
 
 
-@pytest.mark.parametrize(("kind", "result"), [("samples", 4.0), ("uniform", 3.0)])
-def test_weighted_and_uniform(kind: str, result: float) -> None:
-    sent = [Trained(weights(v), torch.tensor([n])) for v, n in ((1.0, 100), (5.0, 300))]
-    assert float(Average(weighting=kind).aggregate(sent, NO_LAYERS).params) == result  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("head", "rows"), [("class-wise", [[1.0, 1.0], [3.0, 3.0]]), ("mean", [[4.0, 4.0], [6.0, 6.0]])]
 )
@@ -78,21 +72,6 @@ def test_variances_of_a_mixture_keep_their_digits_far_from_zero() -> None:
         sent.append(Trained(built.weights(), torch.tensor([7])))
     _, variance = Average(running_variances="mixture").aggregate(sent, built.layout).buffers.tolist()
     assert variance == pytest.approx(0.01 + 2 / 9 * 0.5**2, rel=1e-3)
-
-
-def test_permuted_copies_do_not_average_to_the_function() -> None:
-    (a, layout), (b, _) = (
-        linear([[1.0, 1.0], [1.0, 0.0], [0.0, 1.0]]),
-        linear([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]),
-    )
-    result = Average().aggregate([Trained(m, torch.tensor([])) for m in (a, b)], layout)
-    assert result.params.view(3, 2).tolist() == [[1.0, 0.5], [0.5, 0.5], [0.5, 1.0]]
-
-
-def test_one_step_each_is_one_step_on_the_mean_loss() -> None:
-    models = [Quadratic([c], lr=0.5).fit(weights(0.0), epochs=1) for c in (4.0, 8.0)]
-    assert [float(m.params) for m in models] == [2.0, 4.0]
-    assert float(Average().aggregate([Trained(m, torch.tensor([])) for m in models], NO_LAYERS).params) == 3.0
 
 
 @pytest.mark.parametrize("head", ["mean", "class-wise", "class-counts"])

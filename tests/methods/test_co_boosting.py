@@ -1,7 +1,6 @@
 """Co-Boosting: weights, losses, directions and steps of the student against independent rewrites."""
 
 import math
-from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,7 +15,6 @@ from ekiden.conformance.small_runs import Tiny
 from ekiden.data import federate
 from ekiden.engine.federation import Fed
 from ekiden.methods import CoBoosting
-from ekiden.methods.one_shot import co_boosting
 from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel, synthesise
 from ekiden.methods.one_shot.co_boosting import Boosted, WeightedEnsemble, hard, moved
 from ekiden.training.fit import Work
@@ -62,11 +60,6 @@ def linear(seed: int) -> nn.Linear:
     return nn.Linear(4, 3)
 
 
-def logits_of(layer: nn.Linear, x: np.ndarray) -> np.ndarray:
-    w, b = (p.detach().double().numpy() for p in layer.parameters())
-    return cast(np.ndarray, x @ w.T + b)
-
-
 @pytest.mark.parametrize("start", [[0.25] * 4, [0.1, 0.9, 0.4, 0.003]])
 def test_a_step_of_the_weights(start: list[float]) -> None:
     """∂ℓ/∂w_k = mean over i of Σ_c (p_ic - y_ic)(z_kic - A_ic) / Σ w, by loops."""
@@ -106,62 +99,6 @@ def test_hard_samples_count_more() -> None:
     hard(at, wanted, 1.0).backward()  # type: ignore[no-untyped-call]
     assert at.grad is not None
     assert float(at.grad[0, 0]) == pytest.approx(-((1 - p[0]) ** 2) / 2, rel=1e-5), "1 - p is a constant"
-
-
-def test_the_generator_s_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """L_H + β L_A at given samples, in numpy."""
-    captured: list[Callable[[Tensor], Tensor]] = []
-
-    def spy(fed: Fed, generator: nn.Module, z: Tensor, steps: int, lr: float, loss: Any, clip: float) -> Tensor:
-        captured.append(loss)
-        assert (z.shape, steps, lr, clip) == ((8, 8), 3, 1e-3, 10.0)
-        return torch.zeros(8, 4)
-
-    monkeypatch.setattr(co_boosting, "synthesise", spy)
-    members, student = [linear(1), linear(2)], linear(3)
-    teacher = WeightedEnsemble(members, torch.tensor([0.9, 0.3]))
-    _, labels = small(hardness=2.0, adv=0.7).synthesise(server(), teacher, student)
-    raw = torch.randn(8, 4)
-    x, y = raw.double().numpy(), labels.numpy()
-    z = (0.9 * logits_of(members[0], x) + 0.3 * logits_of(members[1], x)) / 1.2
-    s = logits_of(student, x)
-    right = softmax(z)[np.arange(8), y]
-    p, q = softmax(z / 3), softmax(s / 3)
-    loss = np.mean((1 - right) ** 2 * -np.log(right)) - 0.7 * 9 * np.mean((p * np.log(p / q)).sum(1))
-    assert float(captured[0](raw).detach()) == pytest.approx(float(loss), rel=1e-4)
-
-
-def test_samples_move_along_the_answers() -> None:
-    """For A(x) = Wx + b the slope is Wᵀ(diag p - ppᵀ)u / T."""
-    member = linear(4)
-    x, draw = torch.randn(5, 4), torch.Generator().manual_seed(9)
-    method = small(perturbation=0.25, temperature=4.0)
-    found = method.diversified(server(), WeightedEnsemble([member], torch.ones(1)), x, draw)
-    u = 2 * torch.rand(5, 3, generator=torch.Generator().manual_seed(9)).double().numpy() - 1
-    w, p = member.weight.detach().double().numpy(), softmax(logits_of(member, x.double().numpy()) / 4)
-    for i in range(5):
-        slope = w.T @ (np.diag(p[i]) - np.outer(p[i], p[i])) @ u[i] / 4
-        np.testing.assert_allclose(found[i].numpy(), x[i].numpy() + 0.25 * np.sign(slope), rtol=1e-6)
-
-
-def test_steps_of_the_student(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two passes over a pool of one batch, next to PyTorch's own clipping, SGD and KL divergence."""
-    monkeypatch.setattr(co_boosting, "_CLIP", 0.5)
-    members, pool = [linear(1), linear(2)], torch.randn(8, 4)
-    teacher = WeightedEnsemble(members, torch.tensor([0.5, 0.5])).requires_grad_(False)
-    plain = linear(3)
-    optimizer = torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9, weight_decay=0.01)
-    for _ in range(2):
-        optimizer.zero_grad()
-        p, q = ((logits / 4).softmax(1) for logits in (teacher(pool), plain(pool)))
-        (16 * (p * (p / q).log()).sum(1).mean()).backward()
-        assert float(torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5)) > 0.5, "clipping matters"
-        optimizer.step()
-    student = Network(linear(3))
-    momentum = torch.zeros_like(student.params)
-    for _ in range(2):
-        small(perturbation=0.0, distill_weight_decay=0.01).distil(server(), teacher, student, momentum, pool, 0.1)
-    torch.testing.assert_close(student.params, torch.nn.utils.parameters_to_vector(plain.parameters()))
 
 
 def test_the_rate_falls_and_weights_see_earlier_samples_only(

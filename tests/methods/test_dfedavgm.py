@@ -32,28 +32,9 @@ def mixed_numbers(values: list[float], matrix: Tensor) -> list[float]:
     return [float(m.params) for m in mixed([weights(v) for v in values], matrix)]
 
 
-def test_heavy_ball_and_exchange_of_two_clients() -> None:
-    method = DFedAvgM(rounds=2, epochs=3, theta=0.5)
-    first, second = two_quadratics()
-    assert method.train(cast(Client, first), weights(0.0), 0).params.tolist() == pytest.approx([0.386])
-    assert method.train(cast(Client, second), weights(0.0), 0).params.tolist() == pytest.approx([-0.698])
-    assert method.train(cast(Client, first), weights(-0.156), 1).params.tolist() == pytest.approx([0.290216])
-    assert method.train(cast(Client, second), weights(-0.156), 1).params.tolist() == pytest.approx([-0.745112])
-    one, two = rounds(method, [first, second], zeros(2))
-    assert [w for (w,) in one] == pytest.approx([-0.156] * 2)
-    assert [w for (w,) in two] == pytest.approx([-0.227448] * 2)
-
-
 def test_without_momentum_it_is_federated_averaging() -> None:
     (one,) = rounds(DFedAvgM(epochs=2, theta=0.0), two_quadratics(), zeros(2))
     assert [w for (w,) in one] == pytest.approx([-0.085] * 2)
-
-
-def test_each_step_of_the_heavy_ball() -> None:
-    for epochs, *expected in ((1, 0.1, -0.2), (2, 0.24, -0.46), (3, 0.386, -0.698)):
-        method = DFedAvgM(epochs=epochs, theta=0.5)
-        trained = [float(method.train(cast(Client, c), weights(0.0), 0).params) for c in two_quadratics()]
-        assert trained == pytest.approx(expected)
 
 
 def test_learning_rate_decays_by_rounds() -> None:
@@ -64,10 +45,6 @@ def test_learning_rate_decays_by_rounds() -> None:
 def test_unequal_weights_conserve_the_mean() -> None:
     matrix = torch.tensor([[0.75, 0.25], [0.25, 0.75]])
     assert mixed_numbers([0.386, -0.698], matrix) == pytest.approx([0.115, -0.427])
-
-
-def test_ring_of_four() -> None:
-    assert mixed_numbers([1.0, 0.0, 0.0, 0.0], topology.mixing("ring", 4)) == pytest.approx([1 / 3, 1 / 3, 0, 1 / 3])
 
 
 @pytest.mark.parametrize("graph", ["ring", "torus", "star", "exponential", "erdos_renyi:0.4:3", "matching", "one_peer"])
@@ -129,12 +106,6 @@ def test_declared_cost_on_every_graph(blobs: FederatedData, graph: str) -> None:
     result = run(method, blobs, Tiny, **settings())
     assert result.bytes == method.cost(4, result.ledger[0].bytes)
     assert result.bytes > 0
-
-
-def test_messages() -> None:
-    assert DFedAvgM(topology="ring").cost(10, 1) == 20
-    assert DFedAvgM().cost(10, 1) == 90
-    assert DFedAvgM(topology="peers:5", rounds=75).cost(30, 1) == 75 * 150
 
 
 @pytest.mark.parametrize(("graph", "message"), [("peers:4", "at most 3"), ("erdos_renyi:0", "groups")])

@@ -12,7 +12,6 @@ from ekiden.data.samples import Subset
 from ekiden.engine.method import State
 from ekiden.engine.worker import Client
 from ekiden.methods import DFedAvgM, DFedSAM
-from ekiden.methods.gossip.blocks import topology
 from ekiden.training import fit as fitting
 from ekiden.training.feed import Feed
 from ekiden.training.fit import Bench, Forward
@@ -22,14 +21,6 @@ from tests.methods.toys import Silo, rounds, two_quadratics, weights
 
 def zeros(n: int) -> State:
     return State(model=None, personal=(weights(0.0),) * n)
-
-
-def test_two_clients() -> None:
-    method = DFedSAM(epochs=2, radius=0.1)
-    trained = [float(method.train(cast(Client, c), weights(0.0), 0).params) for c in two_quadratics()]
-    assert trained == pytest.approx([0.209, -0.396])
-    (one,) = rounds(method, two_quadratics(), zeros(2))
-    assert [w for (w,) in one] == pytest.approx([-0.0935] * 2)
 
 
 def test_radius_zero_is_plain_descent() -> None:
@@ -51,27 +42,6 @@ def test_one_norm_over_all_parameters() -> None:
 
 def test_no_perturbation_where_there_is_no_gradient() -> None:
     assert DFedSAM(epochs=1, radius=0.1).train(cast(Client, bowl()), weights(0.0, 0.0), 0).params.tolist() == [0, 0]
-
-
-@pytest.mark.parametrize(
-    ("steps", "expected"),
-    [
-        (1, [1 / 3, 1 / 3, 0, 1 / 3]),
-        (2, [1 / 3, 2 / 9, 2 / 9, 2 / 9]),
-        (4, [7 / 27, 20 / 81, 20 / 81, 20 / 81]),
-    ],
-)
-def test_gossip_steps_on_a_ring_of_four(steps: int, expected: list[float]) -> None:
-    still = [Silo(1, lambda w: 0 * w.sum()) for _ in range(4)]
-    start = State(model=None, personal=tuple(weights(float(i == 0)) for i in range(4)))
-    (one,) = rounds(DFedSAM(epochs=1, topology="ring", gossip_steps=steps), still, start)
-    assert [w for (w,) in one] == pytest.approx(expected)
-    assert sum(w for (w,) in one) == pytest.approx(1)
-
-
-def test_eigenvalues_of_a_ring_of_four() -> None:
-    found = torch.linalg.eigvalsh(topology.mixing("ring", 4)).tolist()
-    assert found == pytest.approx([-1 / 3, 1 / 3, 1 / 3, 1])
 
 
 class Masked(nn.Module):
@@ -123,8 +93,3 @@ def test_more_gossip_steps_agree_more_and_cost_more(blobs: FederatedData) -> Non
     ratio = three.metrics[-1]["consensus"] / one.metrics[-1]["consensus"]
     assert ratio == pytest.approx((1 / 9) ** 2, rel=1e-3)  # every mode of the ring of 4 has |λ| = 1/3
     assert three.bytes == 3 * one.bytes
-
-
-def test_messages() -> None:
-    assert DFedSAM(topology="ring", gossip_steps=4, rounds=3).cost(10, 1) == 3 * 4 * 20
-    assert DFedSAM().cost(10, 1) == 90

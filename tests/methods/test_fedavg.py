@@ -10,7 +10,7 @@ from ekiden import FederatedData, Hardware, Training, run
 from ekiden.conformance.small_runs import Tiny
 from ekiden.engine.method import Method, Size
 from ekiden.engine.transport import ClientMissing
-from ekiden.methods import MOON, SCAFFOLD, FedAvg, FedDC, FedDisco, FedDyn, FedNova, FedProx, Local
+from ekiden.methods import MOON, SCAFFOLD, FedAvg, FedDC, FedDisco, FedDyn, FedNova, FedProx
 from ekiden.methods.blocks.rounds import participants
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
@@ -30,33 +30,6 @@ def same(a: Weights | None, b: Weights | None) -> bool:
     assert a is not None
     assert b is not None
     return all(torch.equal(x, y) for x, y in zip(vars(a).values(), vars(b).values(), strict=True))
-
-
-def test_uniform_average() -> None:
-    seen = values(play(FedAvg(rounds=200, epochs=2), toy_q()))
-    assert seen[:3] == pytest.approx([-0.085, -0.146625, -0.191303125], abs=1e-12)
-    assert seen[-1] == pytest.approx(-17 / 55, abs=1e-12)
-
-
-def test_average_by_samples() -> None:
-    toys = toy_q()
-    toys[1].n = 3
-    seen = values(play(FedAvg(rounds=200, epochs=2), toys))
-    assert seen[:3] == pytest.approx([-0.2225, -0.37435625, -0.477998140625], abs=1e-12)
-    assert seen[-1] == pytest.approx(-89 / 127, abs=1e-12)
-    uniform = values(play(FedAvg(rounds=1, epochs=2, weighting="uniform"), toys))
-    assert uniform == pytest.approx([-0.085], abs=1e-12)
-
-
-def test_one_local_step_is_gradient_descent() -> None:
-    assert values(play(FedAvg(rounds=1, epochs=1), toy_q())) == pytest.approx([-0.05], abs=1e-12)
-
-
-def test_one_client_is_local_training(blobs: FederatedData) -> None:
-    alone = FederatedData(blobs.dataset, blobs.clients[:1])
-    a = run(FedAvg(rounds=2, epochs=2), alone, Tiny, **SETTINGS)
-    b = run(Local(rounds=2, epochs=2), alone, Tiny, **SETTINGS)
-    assert same(a.weights, b.personal[0])
 
 
 def test_learning_rate_decays_once_a_round() -> None:
@@ -144,11 +117,6 @@ def test_a_thousand_clients_of_which_ten_train() -> None:
     assert values(play(FedAvg(rounds=2, epochs=1, participation=0.01), toys)) == pytest.approx([0.1, 0.19])
     assert sum(len(toy.trainings) for toy in toys) == 20
     assert sum(toy.state is not None for toy in toys) == 0
-
-
-def test_cost() -> None:
-    assert FedAvg(rounds=500).cost(10, Size(1000)) == 500 * 10 * (2 * 1000 + 8)
-    assert FedAvg(rounds=1, participation=0.01).cost(1000, Size(1000)) == 10 * 2008
 
 
 def test_running_statistics_are_averaged_too(blobs: FederatedData) -> None:

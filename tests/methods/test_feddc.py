@@ -25,23 +25,6 @@ def cloud(s: Any) -> float:
     return float(s.cloud.params)
 
 
-def test_three_rounds() -> None:
-    toys, rows = toy_q(), []
-    for s in play(FedDC(rounds=3, epochs=2, alpha=0.5), toys):
-        assert isinstance(s, Drifting)
-        assert s.gradient is not None
-        drifts, gradients = ([float(part) for part in parts] for parts in zip(*(t.state for t in toys), strict=True))
-        assert float(s.gradient) == pytest.approx(sum(gradients) / 2, abs=1e-12), "g is the mean of all g_i"
-        rows.append((*drifts, *gradients, float(s.gradient), values(iter([s]))[0], cloud(s)))
-    assert rows == [
-        pytest.approx((0.185, -0.35, -0.925, 1.75, 0.4125, -0.0825, -0.165), abs=1e-8),
-        pytest.approx((0.135975, -0.3775625, -1.092375, 1.4753125, 0.19146875, -0.20329375, -0.3240875), abs=1e-8),
-        pytest.approx(
-            (0.13084241, -0.3564225, -1.25818078, 1.17814375, -0.04001852, -0.31608380, -0.42887384), abs=1e-8
-        ),
-    ]
-
-
 def test_round_one_is_fedprox() -> None:
     a = values(play(FedDC(rounds=1, epochs=4, alpha=0.5), toy_q()))
     assert a == pytest.approx(values(play(FedProx(rounds=1, epochs=4, mu=0.5), toy_q())), abs=1e-12)
@@ -54,32 +37,6 @@ def test_without_penalty_and_correction_only_the_start_differs_from_fedavg() -> 
     assert values(iter([s])) == pytest.approx(values(play(FedAvg(rounds=1, epochs=2), toy_q())), abs=1e-12)
     drift = sum(float(t.state.drift) for t in toys) / 2
     assert cloud(s) == pytest.approx(values(iter([s]))[0] + drift, abs=1e-12)
-
-
-def test_unequal_sizes() -> None:
-    # ω = (1/2, 3/2): α_i = α/ω_i, g/ω_i in the gradient, the change of g_i times ω_i; worked out with (w^r - θ)/(K·η)
-    toys = toy_q()
-    toys[1].n = 3
-    w, g, drift = 0.0, 0.0, 0.0
-    h, own, omega = [0.0, 0.0], [0.0, 0.0], [0.5, 1.5]
-    curves = [lambda w: w - 1, lambda w: 2 * (w + 1)]
-    for s in play(FedDC(rounds=4, epochs=2, alpha=0.3), toys):
-        ends, sent = [], 0.0
-        for i in (0, 1):
-            theta = w
-            for _ in range(2):
-                slope = curves[i](theta) + 0.3 / omega[i] * (theta + h[i] - w) + g / omega[i] - own[i]
-                theta -= 0.1 * slope
-            new = own[i] - g / omega[i] - (theta - w) / (2 * 0.1)
-            sent += (new - own[i]) * omega[i]
-            h[i], own[i] = h[i] + theta - w, new
-            ends.append(theta)
-        middle = sum(ends) / 2
-        g, drift, w = g + sent / 2, sum(h) / 2, middle + sum(h) / 2
-        assert values(iter([s])) == pytest.approx([middle], abs=1e-9)
-        assert cloud(s) == pytest.approx(w, abs=1e-9)
-        assert isinstance(s, Drifting)
-        assert float(s.drift) == pytest.approx(drift, abs=1e-9)  # type: ignore[arg-type]
 
 
 def test_gradient_memory_is_the_authors_displacement_where_gradients_are_clipped() -> None:

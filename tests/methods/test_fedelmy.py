@@ -68,25 +68,6 @@ POOL = [torch.tensor([0.0, 0.0]), torch.tensor([2.0, 0.0])]
 START, THETA = torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0])
 
 
-@pytest.mark.parametrize(
-    ("alpha", "beta", "gradient"),
-    [(1.0, 1.0, (0.2, 0.0)), (0.06, 1.0, (0.2, 0.188)), (1.0, 0.0, (0.0, -0.2))],
-)
-def test_released_gradient(alpha: float, beta: float, gradient: tuple[float, float]) -> None:
-    grad = torch.zeros(2)
-    Released(POOL[0], START, alpha, beta)(THETA, grad, f32(6.02))
-    torch.testing.assert_close(grad, torch.tensor(gradient))
-
-
-@pytest.mark.parametrize(
-    ("alpha", "beta", "gradient"), [(1.0, 1.0, (0.070711, 0.0)), (0.06, 1.0, (0.070711, 0.066468))]
-)
-def test_paper_gradient(alpha: float, beta: float, gradient: tuple[float, float]) -> None:
-    grad = torch.zeros(2)
-    Paper(POOL, START, "l2", alpha, beta)(THETA, grad, f32(6.02))
-    torch.testing.assert_close(grad, torch.tensor(gradient), atol=1e-6, rtol=0)
-
-
 def autograd(penalty: Paper, theta: Tensor, loss: Tensor) -> Tensor:
     """The gradient of -α d1~ + β d2~ by walking the pool with autograd, scales held constant."""
     theta = theta.double().requires_grad_()

@@ -8,12 +8,10 @@ import torch
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.conformance.small_runs import Tiny
-from ekiden.engine.method import Size
 from ekiden.methods import Average, FedFisher, FisherMerging
 from ekiden.methods.one_shot import fisher_merging as merging
 from ekiden.methods.one_shot.blocks.curvature import half
 from ekiden.methods.one_shot.fedfisher import BlockInformed
-from ekiden.training.network import Network
 from tests.methods.merging import layout, models, semidefinite, trained
 
 SETTINGS: dict[str, Any] = {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1)}
@@ -44,41 +42,6 @@ def sent_kfac(clients: int) -> list[BlockInformed]:
         BlockInformed(trained(m, 2 + k), [half(side) for pair in factors(k) for side in pair])
         for k, m in enumerate(models(clients))
     ]
-
-
-def adam(fisher: list[np.ndarray], sent: list[BlockInformed], steps: int, eta: float, inside: bool) -> np.ndarray:
-    """The authors' loop in absolute coordinates: v = Σ p F w - Σ p F w_k."""
-    n = np.array([float(s.trained.counts) for s in sent])
-    p, w_k = n / n.sum(), np.array([s.trained.model.params.double().numpy() for s in sent])
-    w = (p[:, None] * w_k).sum(0)
-    fixed = sum(p[k] * fisher[k] @ w_k[k] for k in range(len(sent)))
-    mom, delta = np.zeros(16), np.zeros(16)
-    for _ in range(steps):
-        v = sum(p[k] * fisher[k] @ w for k in range(len(sent))) - fixed
-        mom, delta = v + 0.9 * mom, v * v + 0.99 * delta
-        w = w - eta * mom / (np.sqrt(delta + 0.01) if inside else np.sqrt(delta) + 0.01)
-    return w  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("steps", [1, 7, 60])
-def test_kfac_equals_adam_with_kronecker_products_written_out(steps: int) -> None:
-    sent = sent_kfac(3)
-    found = FedFisher(iterations=steps, server_lr=0.02).merge(sent, layout())
-    expected = adam(fishers(3), sent, steps, 0.02, inside=True)
-    np.testing.assert_allclose(found.params, expected, rtol=1e-3, atol=2e-4)
-    mean = Average(weighting="samples").aggregate([s.trained for s in sent], layout())
-    assert torch.equal(found.params[8:12], mean.params[8:12])
-    assert torch.equal(found.buffers, mean.buffers)
-
-
-@pytest.mark.parametrize("steps", [1, 7, 60])
-def test_diagonal_equals_adam_written_out(steps: int) -> None:
-    draw = torch.Generator().manual_seed(1)
-    diagonals = [torch.rand(16, generator=draw) for _ in range(3)]
-    sent = [BlockInformed(trained(m, 2 + k), [diagonals[k]]) for k, m in enumerate(models(3))]
-    found = FedFisher(curvature="diagonal", iterations=steps, server_lr=0.02).merge(sent, layout())
-    expected = adam([np.diag(d) for d in diagonals], sent, steps, 0.02, inside=False)
-    np.testing.assert_allclose(found.params, expected, rtol=1e-3, atol=2e-4)
 
 
 def test_diagonal_ends_at_fisher_merging() -> None:
@@ -116,15 +79,6 @@ def test_one_client_keeps_its_model(form: str, blobs: FederatedData) -> None:
     assert merged.weights is not None
     assert averaged.weights is not None
     assert torch.equal(merged.weights.params, averaged.weights.params)
-
-
-@pytest.mark.parametrize(("form", "numbers"), [("kfac", 15 + 36 + 45 + 6), ("diagonal", 83)])
-def test_bytes(form: str, numbers: int, blobs: FederatedData) -> None:
-    method = FedFisher(epochs=1, curvature=form, iterations=2)  # type: ignore[arg-type]
-    result = run(method, blobs, Tiny, **SETTINGS)
-    network = Network(Tiny())
-    model = 4 * (len(network.params) + len(network.buffers)) + 8
-    assert result.bytes == 4 * (model + 4 * numbers + 8) == method.cost(4, Size.of(network))
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -9,11 +9,9 @@ from torch import Tensor
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.conformance.small_runs import Tiny
-from ekiden.engine.method import Size
 from ekiden.methods import Average, FedLPA
 from ekiden.methods.one_shot.blocks.curvature import half
 from ekiden.methods.one_shot.fedlpa import Posterior, conjugate
-from ekiden.training.network import Network
 from tests.methods.merging import layout, matrix, models, semidefinite, trained
 
 SETTINGS: dict[str, Any] = {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1)}
@@ -32,24 +30,6 @@ def posteriors(clients: int, rank: int | None = None) -> list[Posterior]:
         Posterior(trained(m, 2 + k), [half(side) for pair in factors(k, rank) for side in pair])
         for k, m in enumerate(models(clients))
     ]
-
-
-@pytest.mark.parametrize("rank", [None, 1])
-@pytest.mark.parametrize("damping", [0.001, 0.25])
-def test_each_layer_solves_the_system_written_out(damping: float, rank: int | None) -> None:
-    sent, root = posteriors(3, rank), damping**0.5
-    found = FedLPA(damping=damping).merge(sent, layout())
-    for i, (d, o) in enumerate(SIZES):
-        left, right = np.zeros((d * o, d * o)), np.zeros(d * o)
-        for k in range(3):
-            a, b = (side.numpy() for side in factors(k, rank)[i])
-            precision = (2 + k) / 9 * np.kron(a + root * np.eye(d), b + root * np.eye(o))
-            left, right = left + precision, right + precision @ matrix(sent[k].trained.model, i).flatten(order="F")
-        expected = np.linalg.solve(left, right).reshape(o, d, order="F")
-        np.testing.assert_allclose(matrix(found, i), expected, rtol=2e-3, atol=2e-4)
-    mean = Average(weighting="samples").aggregate([s.trained for s in sent], layout())
-    assert torch.equal(found.params[8:12], mean.params[8:12])
-    assert torch.equal(found.buffers, mean.buffers)
 
 
 def test_mean_factors_written_out() -> None:
@@ -114,14 +94,6 @@ def test_an_indefinite_system_ends_in_something_defined() -> None:
         found = conjugate(lambda x, s=sign: s * x, lambda x: x, target, 10)  # type: ignore[misc]
         assert torch.equal(found, torch.zeros(2, 1).double())
     assert torch.equal(conjugate(lambda x: x, lambda x: x, 0 * target, 10), 0 * target)
-
-
-def test_bytes(blobs: FederatedData) -> None:
-    method = FedLPA(epochs=1)
-    result = run(method, blobs, Tiny, **SETTINGS)
-    network = Network(Tiny())
-    model = 4 * (len(network.params) + len(network.buffers)) + 8
-    assert result.bytes == 4 * (model + 4 * (15 + 36 + 45 + 6) + 8) == method.cost(4, Size.of(network))
 
 
 def test_what_does_not_fit_is_refused() -> None:

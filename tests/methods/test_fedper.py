@@ -14,36 +14,9 @@ from ekiden.methods import FedAvg, FedPer, Local
 from ekiden.training.network import Network
 from ekiden.training.weights import mean
 from tests.methods.test_fedavg import SETTINGS, same
-from tests.methods.toys import Free, Silo, rounds, weights
-
-
-def product(target: float, n: int = 1) -> Silo:
-    """½(g·h - b)²; g is shared, h is the client's own."""
-    return Silo(2, lambda w: 0.5 * (w[0] * w[1] - target) ** 2, heads=1, n=n)
-
+from tests.methods.toys import weights
 
 START = State(model=None, personal=(weights(1.0, 0.5), weights(1.0, 0.5)))
-
-
-@pytest.mark.parametrize("topology", ["complete", "ring", "server"])
-def test_two_rounds_of_two_clients(topology: str) -> None:
-    method = FedPer(rounds=2, epochs=1, topology=topology)
-    one, two = rounds(method, [product(1.0), product(-1.0)], START)
-    assert one == [pytest.approx([0.975, 0.55]), pytest.approx([0.975, 0.35])]
-    assert two == [pytest.approx([0.96428125, 0.595215625]), pytest.approx([0.96428125, 0.219228125])]
-
-
-def test_extractors_count_by_their_samples() -> None:
-    (one,) = rounds(FedPer(rounds=1, epochs=1), [product(1.0, n=3), product(-1.0, n=1)], START)
-    assert one[0][0] == one[1][0] == pytest.approx((3 * 1.025 + 0.925) / 4)
-
-
-def test_bytes_of_sixty_shared_parameters_of_seventy_two() -> None:
-    size = Size.of(Network(Free(72, 12)))
-    assert (size, size.head) == (4 * 72, 4 * 12)
-    assert FedPer(rounds=1, topology="server").cost(3, size) == 1440 + 3 * 8
-    assert FedPer(rounds=2).cost(3, size) == 2 * 6 * (4 * 60 + 8)
-    assert FedPer(rounds=1, topology="peers:5").cost(30, size) == 150 * (4 * 60 + 8)
 
 
 def settings() -> dict[str, Any]:

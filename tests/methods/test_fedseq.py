@@ -31,20 +31,6 @@ def test_order_matters() -> None:
     assert chain(FedSeq(epochs=1, order="reversed"), (4.0, 8.0), lr=0.5) == [4.0, 4.0]
 
 
-def test_exact_local_optimisation_forgets_everything_before() -> None:
-    assert chain(FedSeq(epochs=1), (4.0, -3.0, 8.0), lr=1.0) == [4.0, -3.0, 8.0]
-
-
-def test_local_steps() -> None:
-    assert chain(FedSeq(epochs=10), (1.0,), lr=0.1) == [pytest.approx(0.651322, abs=1e-6)]
-
-
-def test_cycle_converges_to_its_own_fixed_point() -> None:
-    seen = chain(FedSeq(rounds=40, epochs=1), (4.0, 8.0), lr=0.5)[1::2]
-    assert seen[:3] == [5.0, 6.25, 6.5625]
-    assert seen[-1] == pytest.approx(20 / 3)
-
-
 @pytest.mark.parametrize(("clients", "rounds", "sends"), [(10, 1, 9), (4, 7, 27)])
 def test_messages(clients: int, rounds: int, sends: int) -> None:
     ledger: list[Transfer] = []

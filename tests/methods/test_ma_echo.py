@@ -367,51 +367,6 @@ def test_every_variant_runs_and_declares_its_bytes(blobs: FederatedData, fields:
     assert result.bytes == 4 * ((2 * rounds - 1) * size + rounds * (3 + 4 * 5 * rank))
 
 
-def by_the_book(models: list[nn.Sequential], batches: list[list[Tensor]], owns: Tensor) -> list[Tensor]:
-    """The released code as the note describes it, rewritten with plain matrices: c = 0.5, λ = 1.6, 60 iterations."""
-    clients = [[m.weight.detach().double() for m in model if isinstance(m, nn.Linear)] for model in models]
-    result = []
-    for layer in range(len(clients[0]) - 1):
-        kept = []
-        for model, own in zip(models, batches, strict=True):
-            before = model[: [i for i, m in enumerate(model) if isinstance(m, nn.Linear)][layer]]
-            q = torch.eye(clients[0][layer].shape[1]).double()
-            for x in own:
-                r = before(x).detach().mean(0).double()
-                k = q @ r
-                q -= 0.5 * torch.outer(k, k) / (0.01**0.8 + r @ k)
-            kept.append(q)
-        v = [c[layer] for c in clients]
-        w = sum(v, torch.zeros(())) / len(v)
-        for _ in range(60):
-            w = w - 1.6 / len(v) * sum(((w - a) @ (torch.eye(len(q)) - q) for a, q in zip(v, kept, strict=True)), 0)
-            v = [a + 1.6 * (w - a) @ q for a, q in zip(v, kept, strict=True)]
-        result.append(sum(v, torch.zeros(())) / len(v))
-    head = torch.stack([c[-1] for c in clients])
-    return [*result, (head * owns[:, :, None]).sum(0) / owns.sum(0)[:, None].clamp(min=1)]
-
-
-@torch.no_grad()
-def test_equals_a_plain_rewrite_of_the_released_form() -> None:
-    torch.manual_seed(0)
-    owns = torch.tensor([[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 0]])
-    networks, sent, models, batches = [], [], [], []
-    for own in owns:
-        module = nn.Sequential(nn.Linear(9, 7, bias=False), nn.ReLU(), nn.Linear(7, 5, bias=False), nn.ReLU())
-        module.append(nn.Linear(5, 4, bias=False))
-        networks.append(Network(module))
-        given = [torch.rand(6, 9) for _ in range(4)]
-        found = projectors(module.eval(), networks[-1].layout.hidden, [(x, x) for x in given], closed=False)
-        sent.append(Contribution(networks[-1].weights(), [p.float() for p in found], own > 0))
-        models.append(module)
-        batches.append(given)
-    layout = networks[0].layout
-    result = MAEcho().aggregate(sent, layout)
-    for layer, expected in zip(layout.dense, by_the_book(models, batches, owns), strict=True):
-        torch.testing.assert_close(layer.matrix(result.params), expected.float(), atol=1e-5, rtol=1e-4)
-    assert layout.head.matrix(result.params)[3].tolist() == [0.0] * 5  # a class nobody has
-
-
 PEERS: list[dict[str, Any]] = [
     {},
     {"rounds": 2, "ranks": "2"},

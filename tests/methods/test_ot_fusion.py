@@ -15,8 +15,6 @@ from ekiden.methods.one_shot.ot_fusion import activations, align, check_chain, c
 from ekiden.training.network import Network
 from ekiden.training.weights import Layout, Weights, mean
 
-X = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
-
 
 def by_weights(number: int, ours: Tensor, theirs: Tensor) -> Tensor:
     return transport(ours, theirs, normalise=True, squared=False)

@@ -46,26 +46,6 @@ def test_a_linear_model_is_the_pooled_least_squares_solution() -> None:
     np.testing.assert_allclose(linear.dense[0].matrix(found.params), pooled, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.9, 1.0])
-def test_each_layer_against_an_explicit_inverse(alpha: float) -> None:
-    n, grams = [3, 5, 4], [[semidefinite(size, 10 * k + size) for size in SIZES] for k in range(3)]
-    told = half if alpha else torch.diagonal
-    sent = [WithGrams(trained(m, n[k]), [told(g) for g in grams[k]]) for k, m in enumerate(models(3))]
-    found = RegMean(alpha=alpha).merge(sent, layout())
-    for i in range(2):
-        left, right = np.zeros((SIZES[i], SIZES[i])), np.zeros((SIZES[i], 2))
-        for k in range(3):
-            g = grams[k][i].numpy().copy()
-            for row in range(len(g)):
-                for column in range(len(g)):
-                    g[row, column] *= n[k] * (1 if row == column else alpha)
-            left, right = left + g, right + g @ matrix(sent[k].trained.model, i).T
-        np.testing.assert_allclose(matrix(found, i), (np.linalg.inv(left) @ right).T, rtol=2e-3, atol=1e-4)
-    mean = Average(weighting="samples").aggregate([s.trained for s in sent], layout())
-    assert torch.equal(found.params[8:12], mean.params[8:12])  # the normalisation's scale and shift
-    assert torch.equal(found.buffers, mean.buffers)
-
-
 def test_equal_inputs_give_the_average() -> None:
     grams = [half(semidefinite(size, size)) for size in SIZES]
     sent = [WithGrams(trained(m), grams) for m in models(3)]
@@ -108,30 +88,6 @@ def test_equal_models_and_one_client_stay_as_they_are(blobs: FederatedData) -> N
     assert merged.weights is not None
     assert averaged.weights is not None
     assert torch.equal(merged.weights.params, averaged.weights.params)
-
-
-class Convolved(nn.Module):
-    """Inputs of d = 10 and 13 with their biases, some of them a convolution's patch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.head = nn.Conv2d(1, 3, 3), nn.Linear(12, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.relu(self.conv(x.view(-1, 1, 4, 4))).flatten(1))  # type: ignore[no-any-return]
-
-
-def test_bytes(blobs: FederatedData) -> None:
-    method = RegMean(epochs=1)
-    result = run(method, blobs, TwoLayersOfFour, **SETTINGS)
-    network = Network(TwoLayersOfFour())
-    model = 4 * (len(network.params) + len(network.buffers)) + 8
-    assert result.bytes == 4 * (model + 4 * (15 + 3) + 8) == method.cost(4, Size.of(network))
-    twice = run(RegMean(epochs=1, rounds=2, alpha=0.0), blobs, TwoLayersOfFour, **SETTINGS)
-    assert (
-        twice.bytes == 4 * (3 * model + 2 * (4 * (5 + 2) + 8)) == RegMean(rounds=2, alpha=0).cost(4, Size.of(network))
-    )
-    assert RegMean(weighting="uniform").cost(1, Size.of(Network(Convolved()))) == 4 * (30 + 26) + 4 * (55 + 91)
 
 
 def test_factors_of_adapters_rest_in_turn() -> None:
