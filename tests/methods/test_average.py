@@ -16,8 +16,6 @@ from ekiden.training.network import Network
 from ekiden.training.weights import Layout, Weights
 from tests.methods.toys import Quadratic, weights
 
-NO_LAYERS = Layout((), (), ())
-
 
 def linear(rows: list[list[float]], bias: list[float] | None = None) -> tuple[Weights, Layout]:
     layer = nn.Linear(len(rows[0]), len(rows), bias=bias is not None)
