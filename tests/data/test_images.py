@@ -409,7 +409,10 @@ def test_colour_profiles_change_nothing() -> None:
 
     shown = pixels(0, 4, 4)
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()
-    assert torch.equal(read(encoded(Image.fromarray(shown), icc_profile=profile))[0], tensor(shown))
+    with pytest.warns(DataWarning, match="have a colour profile other than sRGB, which is not applied"):
+        assert torch.equal(read(encoded(Image.fromarray(shown), icc_profile=profile))[0], tensor(shown))
+    usual = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    assert torch.equal(read(encoded(Image.fromarray(shown), icc_profile=usual))[0], tensor(shown))
 
 
 def test_evaluation_and_prediction_on_other_files_read_as_training_did(

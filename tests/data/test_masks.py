@@ -1,5 +1,6 @@
 """Files of masks that a table names next to their images: NIfTI volumes turned alike, and PNG files."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from PIL import Image
 import ekiden
 from ekiden.base.errors import UserError
 from ekiden.data import load
+from tests.data.test_silent import said
 
 pytestmark = pytest.mark.usefixtures("no_data")
 N, SHAPE = 6, (8, 6, 5)
@@ -102,6 +104,34 @@ def test_masks_are_grey_values_or_numbers_of_a_palette(tmp_path: Path, mode: str
 def test_masks_with_colours_and_lossy_ones_are_refused(tmp_path: Path, mode: str, suffix: str, form: str) -> None:
     with pytest.raises(UserError, match=f"the mask of .*i0.png: it is {form}: give numbers of classes"):
         load(pictures(tmp_path, mode, suffix), label_column="mask")
+
+
+@pytest.mark.parametrize(
+    ("mask", "orientation", "line"),
+    [
+        ("m{k}.png", 0, ""),
+        ("m{other}.png", 0, "8 masks of .* have the number of another"),
+        ("m{k}.png", 6, "8 images of"),
+    ],
+)
+def test_masks_that_may_be_those_of_other_pictures_are_named(
+    tmp_path: Path, mask: str, orientation: int, line: str
+) -> None:
+    exif, rows = Image.Exif(), []
+    exif[274] = orientation
+    for k in range(8):
+        Image.fromarray(np.random.default_rng(k).integers(0, 256, (8, 8), np.uint8)).save(
+            tmp_path / f"i{k}.jpg", exif=exif
+        )
+        Image.fromarray(np.eye(8, dtype=np.uint8)).save(tmp_path / f"m{k}.png")
+        rows.append((f"i{k}.jpg", mask.format(k=k, other=(k + 1) % 8)))
+    table = tmp_path / "t.csv"
+    pandas.DataFrame(rows, columns=["image", "label"]).to_csv(table, index=False)
+    found = said(lambda: ekiden.load(table))
+    assert re.search(line, found) if line else not found
+    pandas.DataFrame([(i, i) for i, _ in rows], columns=["image", "label"]).to_csv(table, index=False)
+    with pytest.raises(UserError, match=r"names i0\.jpg as an image and as its mask"):
+        ekiden.load(table)
 
 
 def test_masks_are_read_again_when_they_change(tmp_path: Path) -> None:

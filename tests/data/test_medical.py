@@ -297,6 +297,9 @@ def test_folders_without_images_and_odd_files_name_the_cause(tmp_path: Path) -> 
     ) as said:
         Images().encode([tmp_path / "c"])
     assert "\n" not in str(said.value)
+    dicom(tmp_path / "h", np.zeros((20, 20)), "MONOCHROME2", bits=12, HighBit=15)
+    with pytest.raises(UserError, match="h: 12 bits are stored, and the highest is number 15"):
+        Images().encode([tmp_path / "h"])
     whole = dicom(tmp_path / "d", np.zeros((20, 20)), "MONOCHROME2").read_bytes()
     (tmp_path / "d").write_bytes(whole[:-100])
     with pytest.raises(UserError, match=r"d cannot be decoded \(.*\): replace or remove it"):
@@ -324,6 +327,22 @@ def in_groups(spacing: float) -> dict[str, Any]:
         ),
         ({"PixelSpacing": [1, 0.5]}, {"PixelSpacing": [1, 1]}, "4 of 8 images in .* have pixels that are not square"),
         (in_groups(0.5), in_groups(1), "s0 are 0.5 mm high, those of other silos 1 mm"),
+        (
+            {"Modality": "MR", "ProtocolName": "ax T1"},
+            {"Modality": "MR", "ProtocolName": "t2_tse"},
+            "are T1, those in .* T2",
+        ),
+        (
+            {"Modality": "CT", "ContrastBolusAgent": "yes"},
+            {"Modality": "CT"},
+            "are with contrast agent, those in .* without",
+        ),
+        ({"ImageLaterality": "L"}, {"ImageLaterality": "R"}, "are L, those in .* R: check"),
+        ({"BodyPartExamined": "CHEST"}, {"BodyPartExamined": "HAND"}, "are CHEST, those in .* HAND: check"),
+        ({"PatientOrientation": ["L", "F"]}, {"PatientOrientation": ["R", "F"]}, "are L/F, those in .* R/F: check"),
+        ({"BurnedInAnnotation": "YES"}, {}, "4 of 8 images in .* have names or marks in their pixels"),
+        ({"PresentationLUTShape": "INVERSE"}, {}, "4 of 8 images in .* are to be shown inverted"),
+        ({"SOPInstanceUID": "1.2.3"}, {}, "3 of 8 images have the SOP instance UID of another one"),
         ({"PatientID": "P1"}, {"PatientID": "P2"}, "headers name 2 patients for 8 images, so a patient may be in"),
     ],
 )

@@ -291,7 +291,30 @@ def test_numbers_that_are_probabilities_of_classes_are_named() -> None:
 def test_images_as_floats_in_two_ranges_are_named() -> None:
     unit, y = torch.rand(20, 3, 8, 8), Y[:20]
     line = said(lambda: ekiden.federate({"a": (unit, y), "b": (unit * 2 - 1, y)}))
-    assert "images of silo b are floats from -1 to 1, those of silo a from 0 to 1: scale all alike" in line
+    assert "images of silo b are floats from -1 to 1, those of silo a from" in line
+
+
+@pytest.mark.parametrize(
+    ("x", "line"),
+    [
+        (torch.rand(20, 4, 8, 8).mul(255).byte(), ""),
+        (torch.cat([torch.rand(20, 3, 8, 8).mul(255), torch.full((20, 1, 8, 8), 255.0)], 1).byte(), "as alpha is"),
+        (torch.rand(20, 20, 3, 20).mul(255).byte(), "if samples come last, move them"),
+        (
+            torch.where(torch.arange(20)[:, None] % 5 > 0, torch.randn(20, 4), -999.0),
+            "value 0 of the inputs of train hol",
+        ),
+    ],
+)
+def test_arrays_that_are_not_what_they_seem_are_named(x: torch.Tensor, line: str) -> None:
+    found = said(lambda: from_tensors((x, Y[:20])))
+    assert line in found if line else not found
+
+
+def test_vectors_of_length_1_at_some_silos_are_named() -> None:
+    unit, y = torch.nn.functional.normalize(torch.randn(40, 32)), torch.arange(40) % 2
+    line = said(lambda: ekiden.federate({"a": (unit[:20], y[:20]), "b": (unit[20:] * 1.3, y[20:])}))
+    assert "vectors of silo a have the length 1, and others have not" in line
 
 
 def test_numbers_of_classes_are_names_in_any_order_of_these() -> None:

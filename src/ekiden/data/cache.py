@@ -23,7 +23,7 @@ from ekiden.data.samples import Dataset, Samples
 from ekiden.data.tasks import recorded, task_of
 
 _PIECE = 1 << 24  # bytes read or written at a time
-VERSION = 4  # of the decoder and of the format; after a new number, old files are not used
+VERSION = 5  # of the decoder, its lines and the format; after a new number, old files are not used
 
 
 def key(pieces: Iterable[bytes | memoryview | str | Path]) -> str:

@@ -536,10 +536,11 @@ def _look_like_dates(values: Floats) -> bool:
     return len(known) > 2 and all(((low <= part) & (part <= high)).all() for part, low, high in parts)
 
 
-def warn_of_marks(values: Floats, what: str, *, dates: bool = False) -> None:
+def warn_of_marks(values: Floats, what: str, *, dates: bool = False, filled: bool = False) -> None:
     """Notice numbers (n,) that probably mark missing values: -999, 9999, or -1 far from positive numbers.
 
-    Values that are known to be missing are NaN, and dates are days since 1970.
+    Values that are known to be missing are NaN, and dates are days since 1970. Missing values of arrays must be
+    `filled`.
     """
     different, counts = np.unique(values[~np.isnan(values)], return_counts=True)
     few = False
@@ -568,9 +569,10 @@ def warn_of_marks(values: Floats, what: str, *, dates: bool = False) -> None:
         if far or (often and (mark >= 0 or low >= 0)):
             shown = iso(int(mark * DAY), whole=True) if dates else f"{mark:.15g}"
             between = " to ".join(iso(int(v * DAY), whole=True) if dates else f"{v:.6g}" for v in (low, high))
+            advice = "fill them" if filled else f"say so with --missing={shown!r}"
             tell(
                 f"{what} holds {shown} in {count} row{'s' * (count > 1)}, far from its other values ({between}): "
-                f"correct it, or if it marks missing values, say so with --missing={shown!r}"
+                f"correct it, or if it marks missing values, {advice}"
             )
 
 

@@ -36,7 +36,7 @@ READABLE = (".parquet", ".csv", ".tsv", ".feather", ".arrow", ".npy", ".npz", ".
 """the names of file formats that are not images"""
 _TABLES = READABLE[:5]
 _CLUTTER = ("Thumbs.db", "desktop.ini", "DICOMDIR")
-_HIDDEN = (".", "__", "~$")
+_HIDDEN = (".", "__", "~$", "@eaDir", "$RECYCLE.BIN", "lost+found", "System Volume Information")
 _AGAIN = 4  # samples that are read twice
 _PEOPLE = 10  # class folders that may be those of patients
 
@@ -263,11 +263,7 @@ def raw_of(source: Any, what: str) -> Raw:
             if isinstance(numbers, np.ndarray) and numbers.dtype.kind not in "biuf":
                 raise UserError(f"{what} holds {numbers.dtype} as inputs: give numbers, or a frame of texts")
             return _raw(torch.as_tensor(numbers), _array(y, what), what)
-    if (
-        isinstance(source, list)
-        and len(source) == 2
-        and all(np.ndim(part) and hasattr(part, "__array__") for part in source)
-    ):
+    if isinstance(source, list) and len(source) == 2 and all(hasattr(p, "__array__") and np.ndim(p) for p in source):
         raise UserError(f"{what} is a list of two arrays: give a pair, (inputs, labels)")
     if isinstance(source, tuple) and any(hasattr(part, "toarray") for part in source):
         raise UserError(f"{what} holds a sparse matrix: give matrix.toarray()")

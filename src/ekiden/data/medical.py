@@ -4,6 +4,7 @@ A NIfTI volume, or mask, is turned by its affine so that its axes point to the p
 slice is axial: front above, left at the left. `scan.nii.gz#12` is slice 12, counted from the feet.
 """
 
+import re
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,14 @@ _MAGIC = slice(128, 132)
 _OBLIQUE = 0.866  # cosine of 30 degrees
 _SQUARE = 1.25  # times as high as they are wide are pixels that count as square
 _NOT_SQUARE = "have pixels that are not square: resample them, or shapes are distorted"
+_WEIGHTED = re.compile(r"(?<![a-z0-9])(t1|t2|flair|dwi|adc|swi|pd)(?![0-9])")
+_DOUBTS = (
+    ("ImageType", "LOCALIZER", "are localizers (scouts) by their header: leave them out, if models are to see scans"),
+    ("Modality", "SEG", "are segmentations by their header, not pictures: leave them out"),
+    ("PresentationLUTShape", "INVERSE", "are to be shown inverted (PresentationLUTShape), which is not done"),
+    ("BurnedInAnnotation", "YES", "have names or marks in their pixels by their header: cover them, or leave them out"),
+)
+"""tags of DICOM files, their values, and what these mean"""
 _PLANES = ("sagittal", "coronal", "axial")
 """slices across each axis of the patient: right, front, head"""
 
@@ -60,15 +69,29 @@ def look(item: Path | bytes) -> Look:
     if not data.get("Rows") or not data.get("Columns"):
         raise UserError(f"it holds no picture ({data.get('Modality') or 'no modality'}): leave it out")
     pages = 1 if number is not None else _frames(data)
-    scout = "LOCALIZER" in (data.get("ImageType") or ())
-    doubt = "are localizers (scouts) by their header: leave them out, if models are to see scans" * scout
-    doubt = doubt or "are segmentations by their header, not pictures: leave them out" * (data.get("Modality") == "SEG")
     size = int(data.Columns), int(data.Rows)
-    taken = f"{data.get('Modality') or ''} {_plane(data)}"
     apart = _of_frame(data, 0, "PixelMeasuresSequence").get("PixelSpacing") or data.get("ImagerPixelSpacing")
-    doubt = doubt or _shape(*map(float, apart or data.get("PixelAspectRatio") or (1, 1)))
-    spacing = float(apart[0]) if apart else 0.0
-    return Look(size, _has_colour(data), pages, doubt, spacing, taken, str(data.get("PatientID") or ""))
+    doubts = [what for tag, value, what in _DOUBTS if value in np.atleast_1d(data.get(tag) or "").tolist()]
+    doubts.append(_shape(*map(float, apart or data.get("PixelAspectRatio") or (1, 1))))
+    spacing, uid = float(apart[0]) if apart else 0.0, str(data.get("SOPInstanceUID") or "") * (number is None)
+    return Look(
+        *(size, _has_colour(data), pages, doubts[0], spacing, _taken(data), uid, str(data.get("PatientID") or ""))
+    )
+
+
+def _taken(data: Any) -> tuple[str, ...]:
+    """Return how a DICOM picture was taken: see `Look`; "" for what is not said."""
+    device = str(data.get("Modality") or "")
+    named = f"{data.get('SeriesDescription') or ''} {data.get('ProtocolName') or ''}".lower()
+    agent = ("with" if data.get("ContrastBolusAgent") else "without") + " contrast agent"
+    return (
+        f"{device} {_plane(data)}".strip(),
+        str(data.get("BodyPartExamined") or "").upper(),
+        str(data.get("ImageLaterality") or data.get("Laterality") or ""),
+        "/".join(data.get("PatientOrientation") or ()),
+        " ".join(sorted({*_WEIGHTED.findall(named)})).upper() * (device == "MR"),
+        agent * (device in ("CT", "MR")),
+    )
 
 
 def _shape(height: float, width: float) -> str:
@@ -146,8 +169,8 @@ class _Volume:
         self.across = flat[0] if len(flat) == 1 else 2  # a volume of one slice is that slice
         self.right, self.up = (self.stored[axis] for axis in range(3) if axis != self.across)
         zooms = (*map(float, self.file.header.get_zooms()), 1.0, 1.0)
-        self.spacing = zooms[self.up]
-        self.doubt = self._doubt(nibabel.io_orientation) or _shape(self.spacing, zooms[self.right])
+        self.spacing = zooms[self.up] * {"meter": 1e3, "micron": 1e-3}.get(self.file.header.get_xyzt_units()[0], 1.0)
+        self.doubt = self._doubt(nibabel.io_orientation) or _shape(zooms[self.up], zooms[self.right])
 
     def placed(self, voxels: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return where voxels (n, 3), counted in RAS+, lie (n, 3), in millimetres."""
@@ -169,7 +192,7 @@ class _Volume:
         chosen(count, number, "slice")
         size = self.dims[self.right], self.dims[self.up]
         colour, pages = self.file.get_data_dtype().names is not None, 1 if number is not None else count
-        return Look(size, colour, pages, self.doubt, self.spacing, _PLANES[self.across])
+        return Look(size, colour, pages, self.doubt, self.spacing, (_PLANES[self.across],))
 
     def load(self, number: int | None) -> Loaded:
         cut, count = self.stored[self.across], self.dims[self.stored[self.across]]
@@ -231,6 +254,8 @@ def _dicom(data: Any, number: int | None) -> Loaded:
             "pylibjpeg[all], or convert it to Explicit VR Little Endian"
         ) from error
     shown, bits = data.get("PhotometricInterpretation"), int(data.get("BitsStored") or 0)
+    if int(data.get("HighBit", bits - 1)) != bits - 1:
+        raise UserError(f"{bits} bits are stored, and the highest is number {data.HighBit}: shift them to the low end")
     if shown == "PALETTE COLOR":
         return Loaded(_of_palette(raw, data))
     if raw.ndim == 3:

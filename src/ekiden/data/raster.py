@@ -23,7 +23,8 @@ class Look:
     pages: int = 1  # number of pages, frames or slices from which the middle one is taken; 1 if the path names one by #
     doubt: str = ""  # what the file leaves open, and how it was read; "" if nothing
     spacing: float = 0.0  # millimetres between the rows; 0 if the file does not say
-    taken: str = ""  # how it was taken, such as "CT axial"; "" if the file does not say
+    taken: tuple[str, ...] = ()  # how it was taken: "CT axial", the part of the body, its side; "" if it is not said
+    uid: str = ""  # the number that only this picture has; "" if the file does not say
     subject: str = ""  # whom it shows; "" if the file does not say
 
 
@@ -73,6 +74,8 @@ _SUBFILE, _PHOTOMETRIC = 254, 262  # tags of TIFF
 _PREVIEW_OR_MASK = 5  # bits of _SUBFILE
 _GREY = frozenset({"1", "L", "LA", "La", "I", "F"})
 _PLAIN = frozenset({"L", "RGB", "I", "F"})
+_SRGB = [name.encode(code) for name in ("sRGB", "IEC61966-2.1", "IEC 61966-2-1") for code in ("ascii", "utf-16-be")]
+_GAMMA = 0.45455  # of sRGB, as PNG files write it
 _shared = Lock()  # while the file of an opened image is read
 
 
@@ -85,7 +88,23 @@ def look(source: Source) -> Look:
                 width, height = _upright(image).size
             else:
                 width, height = height, width
-        return Look((width, height), not _is_grey(image), pages)
+        return Look((width, height), not _is_grey(image), pages, _profile(image))
+
+
+def turned(source: Source) -> bool:
+    """Return whether a picture is turned as its EXIF orientation says."""
+    with _page(source) as (image, _):
+        return _orientation(image) > 1
+
+
+def _profile(image: Image.Image) -> str:
+    """Return a remark about colours that are meant otherwise than the pixels say."""
+    profile, gamma = image.info.get("icc_profile") or b"sRGB", image.info.get("gamma", _GAMMA)
+    if not any(name in profile for name in _SRGB) and not _is_grey(image):
+        return "have a colour profile other than sRGB, which is not applied: convert them to sRGB"
+    if abs(gamma - _GAMMA) > _GAMMA / 5 and "srgb" not in image.info:
+        return f"have the gamma {gamma:g} by their header, which is not applied: convert them to sRGB"
+    return ""
 
 
 def load(source: Source) -> Loaded:

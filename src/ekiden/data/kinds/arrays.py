@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from ekiden.base.errors import UserError, listed, row_text, tell
 from ekiden.base.outside import pa
+from ekiden.data.cells import warn_of_marks
 from ekiden.data.undecoded import Encoding, Inputs, Raw, joined
 
 SHORTEST = 16
@@ -24,7 +26,8 @@ _MOST_CHANNELS = 4
 _DARK = 32  # smallest largest value of pixels from 0 to 255
 _PIXELS = 64  # values of a sample from which whole numbers may be pixels
 _UNSCALED = 1000  # values above it are hardly scaled
-_UNIT = ((0, 1), (-1, 1))  # ranges of images as floats
+_OPAQUE = 0.5  # share of pixels
+_FEW = 100  # values of a vector that are looked at one by one
 _LONGER = 4  # times as many channels as values in time
 
 
@@ -151,6 +154,16 @@ def noticed(x: Tensor, what: str) -> Tensor:
                 f"{what} has x of shape {shape}, which is read as {shape[1]} channels of {shape[2]} x {shape[3]}: if "
                 "the channels come last, move them, as in x.transpose(0, 3, 1, 2)"
             )
+    elif bytes_ and x.ndim == 4 and shape[2] <= _MOST_CHANNELS < min(shape[1], shape[3]):
+        tell(
+            f"{what} has x of shape {shape}, which is read as {shape[1]} channels of {shape[2]} x {shape[3]}: if "
+            "samples come last, move them, as in x.transpose(3, 2, 0, 1)"
+        )
+    if x.ndim == 4 and x.shape[1] in (2, 4) and (x[:, -1] == (255 if bytes_ else 1)).double().mean() > _OPAQUE:
+        tell(
+            f"the last of {x.shape[1]} channels of {what} is opaque in most pixels, as alpha is: leave it "
+            f"out, as in x[:, :{x.shape[1] - 1}]"
+        )
     if x.ndim == 3 and shape[2] < SHORTEST and shape[1] >= _LONGER * shape[2]:
         tell(
             f"{what} has x of shape {shape}, which is read as {shape[1]} channels with {shape[2]} values in time: if "
@@ -167,13 +180,22 @@ def _say_range(parts: Mapping[str, Tensor]) -> None:
     """
     ends = {source: (float(x.min()), float(x.max())) for source, x in parts.items() if x.is_floating_point()}
     pixels = {source: ends[source] for source, x in parts.items() if source in ends and _pictured(x, *ends[source])}
-    unit, signed = (
-        [s for s, (a, b) in ends.items() if parts[s].ndim == 4 and (round(a), round(b)) == e] for e in _UNIT
-    )
-    if unit and signed:
+    images = {source: end for source, end in ends.items() if parts[source].ndim == 4}
+    above, signed = ([s for s, (a, _) in images.items() if low <= a <= high] for low, high in ((0, inf), (-inf, -0.5)))
+    if above and signed:
+        (a, b), (c, d) = images[signed[0]], images[above[0]]
         tell(
-            f"images of {listed(signed)} are floats from -1 to 1, those of {listed(unit)} from 0 to 1: scale all alike"
+            f"images of {listed(signed)} are floats from {a:.2g} to {b:.2g}, those of {listed(above)} from {c:.2g} to "
+            f"{d:.2g}: scale all alike"
         )
+    rows = {s: x for s, x in parts.items() if x.ndim == 2 and x.is_floating_point()}
+    length = {s: torch.linalg.vector_norm(x, dim=1) for s, x in rows.items() if x.shape[1] >= SHORTEST}
+    one = [s for s, n in length.items() if bool(((n - 1).abs() < 1e-3).all())]
+    if 0 < len(one) < len(length):
+        tell(f"vectors of {listed(one)} have the length 1, and others have not: normalise those of all, or of none")
+    for source, x in rows.items():
+        for k, values in enumerate(x.T if x.shape[1] <= _FEW else ()):
+            warn_of_marks(values.double().cpu().numpy(), f"value {k} of the inputs of {source}", filled=True)
     large = {source: (a, b) for source, (a, b) in ends.items() if source not in pixels and max(-a, b) > _UNSCALED}
     for found, advice in (
         (pixels, "if they are pixels, give uint8 or divide by 255, or give their mean and std"),

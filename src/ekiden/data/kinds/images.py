@@ -1,6 +1,7 @@
 """Decode images to uint8 tensors."""
 
 import os
+import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,7 @@ _SCALE = 1.25  # times as large pixels as those of other silos
 _PICTURE = 64  # pixels; smaller ones may be of one colour
 _WIDE = 2.5  # times as large pixels within a silo, more than among adults
 _X_RAYS = {"CR", "DX", "DR", "RF", "XA", "sagittal", "coronal", "axial"}  # alike, or planes of NIfTI
+_WEIGHTED = 4  # place in `Look.taken` of how MR images are weighted
 _ROUNDED = 1e-3  # between a number of a class and one that was stored with a slope
 _FEW = 64  # of the 256 levels; with fewer, the values of 16-bit images fill only a small part of their range
 _Item: TypeAlias = tuple[Raw, int]
@@ -187,6 +189,9 @@ def holds_files(column: Any) -> bool:
 def masks(files_: Sequence[Any], images: Sequence[Any], source: str) -> NDArray[Any]:
     """Return the class of each pixel (n, H, W) that masks of images hold; (n,) arrays (H, W) if they differ in size."""
     found: list[NDArray[Any]] = []
+    _check_pairs(
+        [pair for pair in zip(files_, images, strict=True) if all(isinstance(one, Path) for one in pair)], source
+    )
     for row, (file, image) in enumerate(zip(files_, images, strict=True)):
         try:
             values = medical.mask(file, image) if medical.is_medical(file) else raster.mask(file)
@@ -200,6 +205,25 @@ def masks(files_: Sequence[Any], images: Sequence[Any], source: str) -> NDArray[
     each = np.empty(len(found), dtype=object)
     each[:] = found
     return each
+
+
+def _check_pairs(pairs: Sequence[tuple[Path, Path]], source: str) -> None:
+    """Refuse images that are their own masks, and say that masks may be those of other images, or turned otherwise."""
+    if same := next((image for mask, image in pairs if mask == image), None):
+        raise UserError(f"{source} names {same.name} as an image and as its mask: name masks by --label-column")
+    numbers = [tuple(tuple(re.findall(r"\d+", one.name)) for one in pair) for pair in pairs]
+    apart = [pair for pair, (mask, image) in zip(pairs, numbers, strict=True) if mask != image]
+    if apart and sorted(mask for mask, _ in numbers) == sorted(image for _, image in numbers):
+        tell(
+            f"{counted(len(apart), 'mask')} of {source} have the number of another image in their names, such as "
+            f"{apart[0][0].name} of {apart[0][1].name}: check which belong together"
+        )
+    plain = [pair for pair in pairs if not any(map(medical.is_medical, pair))]
+    if turned := sum(raster.turned(image) and not raster.turned(mask) for mask, image in plain):
+        tell(
+            f"{counted(turned, 'image')} of {source} are turned as their EXIF orientation says, and their masks are "
+            "not: check that they fit"
+        )
 
 
 def sized_masks(label: NDArray[Any], images: Images, source: str) -> NDArray[np.int64]:
@@ -223,7 +247,7 @@ def decode(
     """Decode all images of a data set, in order.
 
     Each image becomes what a viewer shows: turned as its EXIF orientation says, and on white where it is transparent.
-    Colour profiles and gamma are not applied. All get one size and one number of channels, see `Images`. Grey values
+    Colour profiles and gamma are not applied (a line says so). All get one size and one number of channels, see `Images`. Grey values
     of 16 bits are cut to their upper 8 bits unless there is a window.
 
     Args:
@@ -260,6 +284,11 @@ def decode(
         _check_levels(_by_silo(items), levels, images)
         silos = _by_silo(each[0])  # these places come first
         told.silos += _unlike(silos, looks, levels, channels, images) + _dark(silos, brightest)
+        if again := len(known := [seen.uid for seen in looks if seen.uid]) - len({*known}):
+            told.silos.append(
+                f"{again:,} of {counted(len(looks), 'image')} have the SOP instance UID of another one, as copies of a "
+                "picture have: keep one of each"
+            )
         count = len({seen.subject for seen in looks})
         if 1 < count < len(looks) and all(raw.subject is None for raw, _ in items):
             told.silos.append(
@@ -339,15 +368,16 @@ def _unlike(
 
 def _taken(silos: dict[Hashable, list[int]], looks: Sequence[Look], size: int) -> list[str]:
     """Return lines about silos whose scans have other pixels (in mm) than those of others, or were taken otherwise."""
-    lines, spacings, ways = list[str](), dict[Hashable, float](), dict[Hashable, set[str]]()
+    lines, spacings, ways = list[str](), dict[Hashable, float](), dict[Hashable, list[set[str]]]()
     for silo, places in silos.items():
         here = [looks[place] for place in places]
         known = [seen.spacing * (min(seen.size) / size if size else 1) for seen in here if seen.spacing > 0]
         spacings |= {silo: median(known)} if known else {}
-        ways[silo] = {seen.taken.strip() for seen in here}
-        devices = {way.split()[0] for way in ways[silo] if way} - _X_RAYS
-        if len(devices) > 1:
-            lines.append(f"images in {silo} are {' and '.join(sorted(devices))}: check that they show the same")
+        ways[silo] = [{*each} for each in zip(*(seen.taken or ("",) for seen in here), strict=False)]
+        devices = {way.split()[0] for way in ways[silo][0] if way} - _X_RAYS
+        for mixed in (devices, *ways[silo][_WEIGHTED : _WEIGHTED + 1]):
+            if len(mixed) > 1 and all(mixed):
+                lines.append(f"images in {silo} are {' and '.join(sorted(mixed))}: check that they show the same")
         if known and max(known) >= _WIDE * min(known):
             lines.append(
                 f"pixels of images in {silo} are {min(known):.3g} to {max(known):.3g} mm high: bring images to one "
@@ -362,10 +392,11 @@ def _taken(silos: dict[Hashable, list[int]], looks: Sequence[Look], size: int) -
             )
     first, *others = ways
     for silo in others:
-        if all(ways[first] | ways[silo]) and not ways[first] & ways[silo]:
-            one, other = (" and ".join(sorted(ways[owner])) for owner in (first, silo))
-            lines.append(f"images in {first} are {one}, those in {silo} {other}: check that they show the same")
-            break
+        for own, others_ in zip(ways[first], ways[silo], strict=False):
+            if all(own | others_) and not own & others_:
+                one, other = (" and ".join(sorted(way)) for way in (own, others_))
+                lines.append(f"images in {first} are {one}, those in {silo} {other}: check that they show the same")
+                return lines
     return lines
 
 
