@@ -247,7 +247,7 @@ def decode(
     """Decode all images of a data set, in order.
 
     Each image becomes what a viewer shows: turned as its EXIF orientation says, and on white where it is transparent.
-    Colour profiles and gamma are not applied (a line says so). All get one size and one number of channels, see `Images`. Grey values
+    Colour profiles and gamma are not applied. All get one size and one number of channels, see `Images`. Grey values
     of 16 bits are cut to their upper 8 bits unless there is a window.
 
     Args:
