@@ -183,46 +183,39 @@ def comparison(summaries: Iterable[Summary], devices: Devices | None = None) -> 
 
     With devices it also has the simulated time on them, and the share of it in which clients compute.
     """
-    groups = _grouped(summaries)
-    shown = {(m := headline(s)).name: m for group in groups.values() for s in group.values() if s.metrics}
+    groups = [[*group.values()] for group in _grouped(summaries).values()]
+    every = [run for group in groups for run in group]
+    shown = {(m := headline(run)).name: m for run in every if run.metrics}
     one = next(iter(shown.values())) if len(shown) == 1 else None
     named = "accuracy" if not shown else one.name if one else "headline metric"
     heading = f"{named}{' %' if not shown else one.unit if one else ''}"
     table = Table(title=f"{named} on the union of all clients' test data", title_justify="left")
     table.add_column("method")
     table.add_column("data")
-    every = [run for group in groups.values() for run in group.values()]
     known = one is not None and one.name == "accuracy" and any("majority" in run.last for run in every)
     clocked = ("simulated time", "computing") if devices else ()
     columns = ("seeds", heading, *(("majority guess %",) * known), "bytes moved", "forward", "backward", "time")
     for column in (*columns, *clocked):
         table.add_column(column, justify="right")
-    for group in groups.values():
-        done = [s for s in group.values() if s.finished]
-        config = next(iter(group.values())).config
-        wild = sum(bool(s.last.get("diverged")) for s in done)
-        name = label(config) + (f", {wild} of {len(done)} diverged" if wild else "")
+    for row, group in zip(compared(every, devices), groups, strict=True):
+        done, wild = [run for run in group if run.finished], row["diverged"]
+        name = row["method"] + (f", {wild} of {len(done)} diverged" if wild else "")
         if not done:
-            table.add_row(name, _data(config), "0 finished")
+            table.add_row(name, row["data"], "0 finished")
             continue
+        took = [duration(row["seconds"])]
+        if devices:
+            simulated, computing = row["simulated"], row["computing"]
+            took += [
+                "-" if simulated is None else duration(simulated),
+                "-" if computing is None else f"{computing:.1%}",
+            ]
         table.add_row(
-            name,
-            _data(config),
-            str(len(done)),
-            _result(done, alone=one is not None),
+            *(name, row["data"], str(len(done)), _result(done, alone=one is not None)),
             *((_majority(done),) * known),
-            size(mean(s.last["bytes"] for s in done)),
-            *(f"{mean(s.last[kind] for s in done):,.0f}" for kind in ("forward", "backward")),
-            duration(mean(s.seconds for s in done)),
-            *(_clocked([clock for s in done if (clock := simulated(s, devices))]) if devices else ()),
+            *(size(row["bytes"]), *(f"{row[kind]:,.0f}" for kind in ("forward", "backward")), *took),
         )
     return table
-
-
-def _clocked(clocks: Sequence[Timed]) -> tuple[str, str]:
-    """Return the simulated time, and the share of it in which clients computed; dashes if it is not known."""
-    took, computed = _took(clocks), _computed(clocks)
-    return "-" if took is None else duration(took), "-" if computed is None else f"{computed:.1%}"
 
 
 def _majority(runs: Sequence[Summary]) -> str:

@@ -17,13 +17,12 @@ from ekiden.authoring import (
     Size,
     State,
     Task,
-    Traits,
     UserError,
     Weights,
     on_client,
 )
 from ekiden.methods.exact.blocks import gaussian_heads as heads
-from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, Settled, features_of, with_rows
+from ekiden.methods.exact.blocks.fixed_features import FeaturesOfClasses, Settled, features_of, with_rows
 
 
 class ClassMeans(NamedTuple):
@@ -89,7 +88,7 @@ class MeanScatter:
 
 
 @dataclass(frozen=True)
-class FedCOF(FixedFeatures):
+class FedCOF(FeaturesOfClasses):
     """Clients send class means of fixed features; how these differ between clients gives the covariances.
 
     Dipam Goswami, Simone Magistri, Kai Wang, Bartłomiej Twardowski, Andrew Bagdanov, Joost van de Weijer: Covariances
@@ -105,17 +104,10 @@ class FedCOF(FixedFeatures):
     several means of a class. A temperature turns the scores into probabilities. Classes without samples get none.
     """
 
-    traits = Traits(weighs=False)
-
     groups: Count = 1
     """G, means of a class that a client sends: it divides its samples of the class into so many groups"""
     gamma: Positive = 1.0
     """γ, multiple of the identity added to each class covariance, in mean variances of a feature within classes"""
-
-    @property
-    def only_classes(self) -> bool:
-        """Labels must be classes."""
-        return True
 
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Yield one state."""
@@ -129,14 +121,6 @@ class FedCOF(FixedFeatures):
             self.check_classes(scatter.counts, fed.task)
             rows = scatter.head(self.gamma, fed.task)
             yield s.next(model=with_rows(network, rows[:, :-1], rows[:, -1]))
-
-    def start(self) -> State:
-        """Start without a model."""
-        return State(model=None)
-
-    @on_client
-    def settle(self, client: Client, model: Weights) -> Settled:
-        return self.settled_by(client, model).tell()
 
     @on_client
     def describe(self, client: Client, model: Weights, settled: Settled) -> ClassMeans:

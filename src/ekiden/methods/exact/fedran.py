@@ -19,13 +19,12 @@ from ekiden.authoring import (
     Size,
     State,
     Task,
-    Traits,
     UserError,
     Weights,
     on_client,
 )
 from ekiden.methods.exact.blocks import gaussian_heads as heads
-from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, Settled, ShortColumns, features_of, with_rows
+from ekiden.methods.exact.blocks.fixed_features import FeaturesOfClasses, Settled, ShortColumns, features_of, with_rows
 
 _OTHER = "the summary received is of other features, or of no samples: use the same method and data kind everywhere"
 
@@ -158,7 +157,7 @@ class Sketching(State):
 
 
 @dataclass(frozen=True)
-class FedRAN(FixedFeatures):
+class FedRAN(FeaturesOfClasses):
     """Clients send truncated decompositions of the Gram matrix of many fixed features, which are merged and solved.
 
     Jebacyril Arockiaraj, Dhruv Parikh, Jayashree Adivarahan, Rajgopal Kannan, Viktor Prasanna: Accurate and
@@ -177,19 +176,12 @@ class FedRAN(FixedFeatures):
     Directions travel in 8 bits a number. The chain is ours.
     """
 
-    traits = Traits(weighs=False)
-
     topology: Literal["chain", "star"] = "chain"
     """who merges: each client adds its samples to what it received, or the server merges all summaries"""
     rank: Fraction = 0.125
     """r/D, directions that travel for each feature; with more, `bytes` leaves room for fewer features"""
     ridge: NonNegative = 0.0
     """λ/n of ridge regression; 0: by generalised cross-validation"""
-
-    @property
-    def only_classes(self) -> bool:
-        """Labels must be classes."""
-        return True
 
     def start(self) -> Sketching:
         """Start without a summary."""
@@ -210,10 +202,6 @@ class FedRAN(FixedFeatures):
             made = fed.call(task, order[s.step], INITIAL, s.joint)
             s = s.next(joint=made) if task == self.join else s.next(model=made, joint=None)
             yield s
-
-    @on_client
-    def settle(self, client: Client, model: Weights) -> Settled:
-        return self.settled_by(client, model).tell()
 
     @on_client
     def describe(self, client: Client, model: Weights, settled: Settled) -> SketchedScatter:

@@ -23,7 +23,7 @@ from ekiden.authoring import (
 from ekiden.base.sums import AnySums, Sums
 from ekiden.methods.exact.blocks import gaussian_heads as heads
 from ekiden.methods.exact.blocks.fixed_features import (
-    FixedFeatures,
+    FeaturesOfClasses,
     Settled,
     features_of,
     size_of_sums,
@@ -170,7 +170,7 @@ def _roots(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class SLOTAlign(FixedFeatures):
+class SLOTAlign(FeaturesOfClasses):
     """Features of each client are moved to the clients' barycentre by an affine map, then one classifier fits all.
 
     Daniele Berardini, Vito Paolo Pastore, Vittorio Murino: Distribution Alignment for One-Shot Federated Learning via
@@ -196,11 +196,6 @@ class SLOTAlign(FixedFeatures):
     shrink: Annotated[float, Range(least=0, below=1)] = 0.05
     """α, how far lda and cgs shrink the covariance of aligned features to a multiple of the identity"""
 
-    @property
-    def only_classes(self) -> bool:
-        """Labels must be classes."""
-        return True
-
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         """Yield one state."""
         if s.step == 0:
@@ -215,10 +210,6 @@ class SLOTAlign(FixedFeatures):
             personal = (fed.call(self.finish, ref.owner, ref, head) for ref, head in zip(placed, own, strict=True))
             yield s.next(personal=tuple(personal))
 
-    def start(self) -> State:
-        """Start without a model."""
-        return State(model=None)
-
     def solved(self, m: heads.Moments, task: Task) -> Tensor:
         """Return the classifier (K, D + 1) of aligned features."""
         match self.head:
@@ -229,10 +220,6 @@ class SLOTAlign(FixedFeatures):
             case "cgs":
                 head = heads.cgs(m, self.shrink)
         return m.rows(heads.outputs(head, m, task))
-
-    @on_client
-    def settle(self, client: Client, model: Weights) -> Settled:
-        return self.settled_by(client, model).tell()
 
     @on_client
     def place(self, client: Client, model: Weights, settled: Settled) -> Weights:

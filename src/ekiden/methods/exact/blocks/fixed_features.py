@@ -24,9 +24,12 @@ from ekiden.authoring import (
     NonNegative,
     Positive,
     Size,
+    State,
     Task,
+    Traits,
     UserError,
     Weights,
+    on_client,
 )
 from ekiden.base.checks import Range
 from ekiden.base.errors import tell, unknown
@@ -482,6 +485,27 @@ class FixedFeatures(Method):
             counts += torch.bincount((rows.long() + places).flatten(), minlength=len(counts))
         usual = counts.view(width, -1).amax(1)
         return len(phi) - usual >= self.min_active
+
+
+@dataclass(frozen=True)
+class FeaturesOfClasses(FixedFeatures):
+    """A method whose clients tell about classes of features that the first client settled."""
+
+    traits = Traits(weighs=False)
+
+    @property
+    def only_classes(self) -> bool:
+        """Labels must be classes."""
+        return True
+
+    def start(self) -> State:
+        """Start without a model."""
+        return State(model=None)
+
+    @on_client
+    def settle(self, client: Client, model: Weights) -> Settled:
+        """Return the features that follow from the client's samples."""
+        return self.settled_by(client, model).tell()
 
 
 def with_rows(network: nn.Module, weight: Tensor, bias: Tensor) -> Weights:
