@@ -31,25 +31,16 @@ MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", 
 
 @dataclass
 class Date:
-    """A date as it is written.
+    """A date as it is written."""
 
-    Attributes:
-        form: how it is written, without the order of day and month.
-        year, first, second: its numbers; first and second are month and day unless `open`.
-        clock: microseconds since midnight.
-        sign: the sign between the numbers.
-        open: whether the first may be the day or the month.
-        short: whether the year has two digits.
-    """
-
-    form: str
+    form: str  # how it is written, without the order of day and month
     year: int
-    first: int
-    second: int
-    clock: int = 0
-    sign: str = "-"
-    open: bool = False
-    short: bool = False
+    first: int  # the month, unless `open`
+    second: int  # the day, unless `open`
+    clock: int = 0  # microseconds since midnight
+    sign: str = "-"  # between the numbers
+    open: bool = False  # whether the first may be the day or the month
+    short: bool = False  # whether the year has two digits
 
     def microseconds(self, order: str = "") -> int:
         """Return microseconds since 1970; a ValueError if there is no such date."""

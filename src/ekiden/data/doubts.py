@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain, permutations, product
+from itertools import chain, permutations
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,13 @@ from ekiden.base.errors import counted, listed, tell
 from ekiden.base.outside import pa, pc
 from ekiden.data.cells import DATE, garbled, is_text, short
 from ekiden.data.copies import ROWS_DIFFER, chance, copied, improbable, twice
-from ekiden.data.kinds import Arrays, Tokens
-from ekiden.data.kinds.arrays import LEADS, SHORTEST
+from ekiden.data.kinds import Tokens
 from ekiden.data.raster import split
 from ekiden.data.seen import LARGE, SeenData
 from ekiden.data.spelling import bare_id, fold
 from ekiden.data.tasks import Classification, MultiLabel, Regression, ScaledTask
 from ekiden.data.undecoded import PARTS
-from ekiden.data.unlike import BETWEEN_OWNERS
+from ekiden.data.unlike import MORE_DOUBTS
 
 _ID = re.compile(
     r"(^|[\W_])((id|ids|uid|uuid|guid|mrn|ssn|pid|patient|person|subject|participant|index|row|record|encounter|admission"
@@ -446,70 +445,6 @@ def _same_samples(seen: SeenData) -> Iterator[str]:
             yield f"{same:,} of {len(prints):,} samples of {owner} are the same: check how they were read"
 
 
-def _flat_channels(seen: SeenData) -> Iterator[str]:
-    """Say how many signals have channels with one value only, as if a lead was off."""
-    x, bare = (torch.cat(each) for each in ((seen.data.train.x, seen.data.test.x), seen.bare))
-    if x.ndim != 3 or not x.is_floating_point() or not 1 < x.shape[1] <= LEADS or x.shape[2] < SHORTEST:
-        return
-    flat = (x.amin(2) == x.amax(2)).cpu() & ~bare[:, None]
-    rows = int(flat.any(1).sum())
-    if rows and rows >= _SEVERAL * len(x):
-        yield (
-            f"{rows:,} of {len(x):,} signals of {seen.source} have one value only in channel "
-            f"{listed(flat.any(0).nonzero()[:, 0].tolist())}: check that no lead was off"
-        )
-
-
-def _ends_of_signals(seen: SeenData) -> Iterator[str]:
-    """Name channels of which many values lie at the end of their range, or a few far outside the others."""
-    x = seen.data.train.x
-    if x.ndim != 3 or not x.is_floating_point() or x.shape[1] > LEADS or x.shape[2] < SHORTEST:
-        return
-    for owner, rows in (seen.rows or {seen.source: torch.arange(len(x))}).items():
-        part, cut, marked = x[rows], list[str](), list[str]()
-        for (channel, values), sign in product(
-            enumerate(part[:: part.numel() // _VALUES + 1].movedim(1, 0).cpu()), (1, -1)
-        ):
-            signed = values * sign
-            at = signed == signed.max()
-            rest, end = signed[~at], float(values[at][0])
-            if len(rest[:_PEEK].unique()) < _MANY:
-                continue
-            shown = f"{end:.4g} in channel {channel}"
-            if at.sum() > 2 and signed.max() - rest.max() > rest.max() - rest.min():
-                marked.append(shown)
-            elif end and (at[:, 1:] & at[:, :-1]).double().mean() >= _SEVERAL / 2:
-                cut.append(shown)
-        if cut:
-            yield f"many values of signals of {owner} are at the end of their range ({listed(cut)}): check for clipping"
-        if marked:
-            yield (
-                f"signals of {owner} have values far from all others ({listed(marked)}): if these mark missing ones, "
-                "leave such signals out, or fill them"
-            )
-
-
-def _windows(seen: SeenData) -> Iterator[str]:
-    """Say that signals are overlapping windows of longer ones, so that some of the test are in training."""
-    for raw in seen.raws:
-        if raw.subject is None and raw.kind is Arrays and np.ndim(raw.images) == 3 and len(raw) >= _MANY:
-            rows = range(0, len(raw) - 1, -(-len(raw) // _MANY))
-            pairs = [(np.asarray(raw.images[row]), np.asarray(raw.images[row + 1])) for row in rows]
-            if 2 * sum(_overlap(*pair) for pair in pairs) >= len(pairs):
-                yield (
-                    f"signals of {raw.source} overlap with those that follow them, so parts of the test are in "
-                    "training: cut windows that do not overlap, or say whom each is about (subject=, --subject-column)"
-                )
-                return
-
-
-def _overlap(one: NDArray[Any], following: NDArray[Any]) -> bool:
-    """Return whether a signal (C, T) begins as the one before it ends."""
-    starts = np.flatnonzero(one[0] == following[0, 0])
-    ends = ((one[:, start:], following[:, : one.shape[1] - start]) for start in starts)
-    return any(end.shape[1] >= SHORTEST // 2 and np.ptp(end) > 0 and (end == begin).all() for end, begin in ends)
-
-
 def _joined_names(seen: SeenData) -> Iterator[str]:
     """Name classes and categories that are several others, joined by a sign."""
     for what, names in seen.names:
@@ -735,9 +670,9 @@ _DOUBTS = (
     *(_ids, _splits, _rare_labels, _copied_labels, _two_labels, _equal_columns, _times_without_events),
     *(_names_alike, _totals),
     *(_names_of_missing, _nearly_alike, _files_of_patients, _small_groups, _given_tests, _rows_in_both),
-    *(_classes_in_test_only, _bare_samples, _odd_texts, _told_by_words, _same_samples, _flat_channels),
-    *(_ends_of_signals, _windows, _joined_names, _lone_subjects, _subjects_written_alike),
+    *(_classes_in_test_only, _bare_samples, _odd_texts, _told_by_words, _same_samples),
+    *(_joined_names, _lone_subjects, _subjects_written_alike),
     *(_probabilities, _repeated_rows, _stored_again),
-    *BETWEEN_OWNERS,
+    *MORE_DOUBTS,
 )
 """what is looked for; each yields a line for what it finds"""

@@ -74,20 +74,15 @@ Mask = NDArray[np.bool_]
 
 
 class DealtUnits:
-    """What a partition deals to clients: whole subjects, or single rows if samples have no subjects.
-
-    Attributes:
-        count: number of units.
-        sizes: (count,) rows of each.
-    """
+    """What a partition deals to clients: whole subjects, or single rows if samples have no subjects."""
 
     def __init__(self, train: Samples, rows: Rows | None = None) -> None:
         """Make units of some rows; of all by default."""
         rows = np.arange(len(train)) if rows is None else rows
         self.whole = train.subject is not None
         unit = np.arange(len(rows)) if train.subject is None else numbered(train.subject.cpu().numpy()[rows])
-        self.sizes = np.bincount(unit)
-        self.count = len(self.sizes)
+        self.sizes = np.bincount(unit)  # (count,) rows of each
+        self.count = len(self.sizes)  # number of units
         self._unit, self._rows = unit, rows[np.argsort(unit, kind="stable")]
         self._starts = np.concatenate([[0], np.cumsum(self.sizes)])
 

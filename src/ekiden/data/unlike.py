@@ -1,12 +1,13 @@
-"""Doubts about natural owners: what they share or lack, or hold the other way round: labels, colours, pictures.
+"""Doubts about signals, and about natural owners: what they share or lack, or hold the other way round.
 
 All samples are here, so nothing has to be told. Between machines silos tell no sums from which most of this could be
 seen.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import combinations
+from itertools import combinations, product
 from math import log
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,12 +17,14 @@ from torch.nn import functional as F
 
 from ekiden.base.errors import listed
 from ekiden.data.copies import chance, rows_of_several
-from ekiden.data.kinds import Inputs, Table
+from ekiden.data.kinds import Arrays, Inputs, Table
 from ekiden.data.kinds.arrays import LEADS, SHORTEST
 from ekiden.data.seen import SeenData
 from ekiden.data.spelling import numbered_from_two
 from ekiden.data.tasks import Classification, MultiLabel, Segmentation, Survival
 
+_SEVERAL = 0.01  # share of signals with a fault
+_MANY, _PEEK, _VALUES = 30, 512, 1 << 24  # signals, or different values, that mean something; and those looked at
 _MOST_SILOS, _MOST_CLASSES = 200, 20
 _EXPECTED = 5.0  # samples with a label that a silo without any should have
 _SUBJECTS = 10  # that two silos share
@@ -148,11 +151,79 @@ def _turned_pictures(seen: SeenData) -> Iterator[str]:
                 break
 
 
+def _are_signals(x: Tensor) -> bool:
+    """Return whether samples (n, C, T) are signals of a few channels."""
+    return x.ndim == 3 and x.is_floating_point() and x.shape[1] <= LEADS and x.shape[2] >= SHORTEST
+
+
+def _flat_channels(seen: SeenData) -> Iterator[str]:
+    """Say how many signals have channels with one value only, as if a lead was off."""
+    x, bare = (torch.cat(each) for each in ((seen.data.train.x, seen.data.test.x), seen.bare))
+    if not _are_signals(x) or x.shape[1] == 1:
+        return
+    flat = (x.amin(2) == x.amax(2)).cpu() & ~bare[:, None]
+    rows = int(flat.any(1).sum())
+    if rows and rows >= _SEVERAL * len(x):
+        yield (
+            f"{rows:,} of {len(x):,} signals of {seen.source} have one value only in channel "
+            f"{listed(flat.any(0).nonzero()[:, 0].tolist())}: check that no lead was off"
+        )
+
+
+def _ends_of_signals(seen: SeenData) -> Iterator[str]:
+    """Name channels of which many values lie at the end of their range, or a few far outside the others."""
+    x = seen.data.train.x
+    if not _are_signals(x):
+        return
+    for owner, rows in (seen.rows or {seen.source: torch.arange(len(x))}).items():
+        part, cut, marked = x[rows], list[str](), list[str]()
+        channels = enumerate(part[:: part.numel() // _VALUES + 1].movedim(1, 0).cpu())
+        for (channel, values), sign in product(channels, (1, -1)):
+            signed = values * sign
+            at = signed == signed.max()
+            rest, end = signed[~at], float(values[at][0])
+            if len(rest[:_PEEK].unique()) < _MANY:
+                continue
+            shown = f"{end:.4g} in channel {channel}"
+            if at.sum() > 2 and signed.max() - rest.max() > rest.max() - rest.min():
+                marked.append(shown)
+            elif end and (at[:, 1:] & at[:, :-1]).double().mean() >= _SEVERAL / 2:
+                cut.append(shown)
+        if cut:
+            yield f"many values of signals of {owner} are at the end of their range ({listed(cut)}): check for clipping"
+        if marked:
+            yield (
+                f"signals of {owner} have values far from all others ({listed(marked)}): if these mark missing ones, "
+                "leave such signals out, or fill them"
+            )
+
+
+def _windows(seen: SeenData) -> Iterator[str]:
+    """Say that signals are overlapping windows of longer ones, so that some of the test are in training."""
+    for raw in seen.raws:
+        if raw.subject is None and raw.kind is Arrays and np.ndim(raw.images) == 3 and len(raw) >= _MANY:
+            rows = range(0, len(raw) - 1, -(-len(raw) // _MANY))
+            pairs = [(np.asarray(raw.images[row]), np.asarray(raw.images[row + 1])) for row in rows]
+            if 2 * sum(_overlap(*pair) for pair in pairs) >= len(pairs):
+                yield (
+                    f"signals of {raw.source} overlap with those that follow them, so parts of the test are in "
+                    "training: cut windows that do not overlap, or say whom each is about (subject=, --subject-column)"
+                )
+                return
+
+
+def _overlap(one: NDArray[Any], following: NDArray[Any]) -> bool:
+    """Return whether a signal (C, T) begins as the one before it ends."""
+    starts = np.flatnonzero(one[0] == following[0, 0])
+    ends = ((one[:, start:], following[:, : one.shape[1] - start]) for start in starts)
+    return any(end.shape[1] >= SHORTEST // 2 and np.ptp(end) > 0 and (end == begin).all() for end, begin in ends)
+
+
 def _odd_signals(seen: SeenData) -> Iterator[str]:
     """Name silos whose signals are upside down, or change more slowly or faster, in each class that others have."""
     data, rows = seen.data, _compared_rows(seen)
     x = data.train.x
-    if x.ndim != 3 or not x.is_floating_point() or x.shape[1] > LEADS or x.shape[2] < SHORTEST:
+    if not _are_signals(x):
         return
     told = {
         name: {k: _signal(x[at[y == k]]) for k in np.unique(y).tolist() if (y == k).sum() >= _ROWS / 2}
@@ -321,7 +392,10 @@ def _shared_rows(seen: SeenData) -> Iterator[str]:
         yield from rows_of_several(seen.owned, chance(seen.data.train.x))
 
 
-BETWEEN_OWNERS = (
+MORE_DOUBTS = (
+    _flat_channels,
+    _ends_of_signals,
+    _windows,
     _shared_rows,
     _absent_labels,
     _subjects_of_several,

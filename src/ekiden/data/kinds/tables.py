@@ -31,31 +31,20 @@ class Table(Inputs):
 
     Before the silos have agreed (`Dataset.least`), rows are float64: unscaled numbers, NaN for a missing one, and codes
     of all categories that occur.
-
-    Attributes:
-        numeric: names of the columns of numbers.
-        categorical: names of the columns of categories.
-        centre: per numeric column, subtracted.
-        scale: per numeric column, divided by.
-        gaps: the numeric columns for which a row says whether the number is missing.
-        vocabularies: per categorical column, its known categories; "" is a missing one.
-        dates: the numeric columns that are dates, as days since 1970.
-        missing: cells that mark a missing value, in addition to the usual ones.
-        agreed: whether the silos have agreed on scaling and vocabularies; see above for rows before that.
     """
 
     kind = "table"
     words = "a table"
     agreed = True
 
-    numeric: tuple[str, ...] = ()
-    categorical: tuple[str, ...] = ()
-    centre: tuple[float, ...] = ()
-    scale: tuple[float, ...] = ()
-    gaps: tuple[str, ...] = ()
-    vocabularies: tuple[tuple[str, ...], ...] = ()
-    dates: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
+    numeric: tuple[str, ...] = ()  # names of the columns of numbers
+    categorical: tuple[str, ...] = ()  # names of the columns of categories
+    centre: tuple[float, ...] = ()  # per numeric column, subtracted
+    scale: tuple[float, ...] = ()  # per numeric column, divided by
+    gaps: tuple[str, ...] = ()  # the numeric columns for which a row says whether the number is missing
+    vocabularies: tuple[tuple[str, ...], ...] = ()  # per categorical column, its known categories; "" is a missing one
+    dates: tuple[str, ...] = ()  # the numeric columns that are dates, as days since 1970
+    missing: tuple[str, ...] = ()  # cells that mark a missing value, in addition to the usual ones
 
     def __post_init__(self) -> None:
         agreed = len(self.scale) == len(self.centre) == len(self.numeric) and all(s > 0 for s in self.scale)
