@@ -43,9 +43,10 @@ NOTEBOOKS = ROOT / "docs" / "notebooks"
 SEARCH: dict[str, dict[str, Any]] = {
     "results.md": {"exclude": True},  # 60,000 words of single experiments, which would bury all else
     **{page: {"boost": 3} for page in ("own-data.md", "using-the-result.md", "evaluation.md")},
-    **{page: {"boost": 0.3} for page in ("json.md", "real-data.md", "clusters.md")},
+    **{page: {"boost": 0.3} for page in ("real-data.md", "clusters.md")},
+    **{page: {"boost": 1e-4} for page in ("json.md", "architecture.md", "promises.md", "changelog.md")},
 }
-"""Which pages the search leaves out, and which come first or last."""
+"""Which pages the search leaves out, and which come first or last; a word in a title counts 1000."""
 FOLDED = "Cost"
 """The section of a method's page from which on sections are closed until the reader opens them."""
 
@@ -83,7 +84,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Lead links out of docs/ to the pages made of these files; add all settings to a method's page."""
-    page.meta["search"] = SEARCH.get(page.file.src_uri, {})
+    dull = {"boost": 0.001} if page.file.src_uri.startswith("reference/") else {}
+    page.meta["search"] = SEARCH.get(page.file.src_uri, dull)
     markdown = PROMISE.sub("", markdown)
     if page.file.src_uri == "promises.md":
         markdown = markdown.replace("PROMISES", promises())
@@ -99,7 +101,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Close the later sections of a method's page, whose headings stay visible."""
+    """Close the later sections of a method's page, link the pages that docstrings name, and keep flags on one line."""
+    html = re.sub(r"<code>(--[^<]{1,30})</code>", r'<code class="flag">\1</code>', html)
+    if page.file.src_uri.startswith("reference/"):
+        return re.sub(r"docs/([\w-]+)\.md", r'<a href="../\1.html">docs/\1.md</a>', html)
     return folded(html) if page.file.src_uri.startswith("methods/") else html
 
 
@@ -110,7 +115,7 @@ RANGE = re.compile(
         [r"<span[^>]*>Annotated</span>", r"\[", r"(\w+)", ",", "Range", r"\(", rf"((?:[\w=.,-]|{TAG})*?)", r"\)", r"\]"]
     )
 )
-NAMED = re.compile(r'<span (?:title="ekiden\.base\.checks\.|class="n">)(\w+)(?:">\w+)?</span>')
+NAMED = re.compile(r'<span (?:title="ekiden\.(?:base\.checks|commands)\.|class="n">)(\w+)(?:">\w+)?</span>')
 
 
 def spoken(html: str) -> str:
@@ -122,6 +127,8 @@ def spoken(html: str) -> str:
         return words(Annotated[{"int": int, "float": float}[found[1]], limits])
 
     def named(found: re.Match[str]) -> str:
+        if found[1] == "Folder":
+            return "str | PathLike"
         kind = getattr(checks, found[1], None)
         return words(kind) if get_origin(kind) is Annotated else found[0]
 
@@ -308,7 +315,8 @@ def signature(function: Callable[..., Any]) -> str:
             continue
         lines += ["    *,"] if one.kind is one.KEYWORD_ONLY and not named else []
         named = one.kind is one.KEYWORD_ONLY
-        default = "..." if callable(one.default) else repr(one.default)  # a function has no readable name
+        called = inspect.signature(one.default).parameters if callable(one.default) else ()
+        default = f"lambda {', '.join(called)}".strip() + ": None" if callable(one.default) else repr(one.default)
         lines.append(f"    {one.name}," if one.default is one.empty else f"    {one.name}={default},")
     return "\n".join([f"ekiden.{function.__name__}(", *lines, ")"])
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ekiden import run
 from ekiden.base.checks import Count, Fraction
 from ekiden.methods import METHODS, FedELMY, Local
 from ekiden.tables import records
@@ -80,6 +81,7 @@ def test_a_method_lists_its_hyperparameters_in_words(hooks: Any) -> None:
     assert hooks.spoken(annotated) == "<code>number, at least 0 and at most 180</code>"
     signature = '<div class="doc-signature highlight"><span class="n">lr</span>: <span class="n">Positive</span></div>'
     assert "</span>: number, greater than 0</div>" in hooks.spoken(signature)
+    assert "on_step=lambda row: None," in hooks.signature(run)
 
 
 def test_a_page_of_a_method_is_closed_from_the_costs_on(hooks: Any) -> None:
