@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import linear_sum_assignment, nnls
+from sklearn.datasets import load_breast_cancer
 from torch import Tensor
 
-from ekiden import GLM
+from ekiden import GLM, federate, run
 from ekiden.base.errors import UserError
 from ekiden.data import FederatedData, load
 from ekiden.data.samples import Samples, Subset
@@ -148,3 +149,28 @@ def test_a_regression_shows_no_record_that_differs_from_all_others(
     assert why in caplog.text, "the silo's operator reads which"
     assert "\n" not in str(refused.value)
     assert not list(tmp_path.glob("client-1-silo/*/*")), "nothing was computed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quartiles", [False, True])
+def test_few_features_of_a_table_cost_little_accuracy(quartiles: bool) -> None:
+    """Tumours of the breast, four silos of 100 rows: 30 columns of numbers, or eight of quartiles."""
+    found = load_breast_cancer()
+    x = {f"column {k}": one for k, one in enumerate(found.data.T[: 8 if quartiles else 30])}
+    if quartiles:
+        x = {k: np.array(list("abcd"))[np.searchsorted(np.quantile(v, [0.25, 0.5, 0.75]), v)] for k, v in x.items()}
+    x["label"] = np.array(["malign", "benign"])[found.target]
+    right = list[tuple[float, float]]()
+    for seed in range(3):
+        order = np.random.default_rng(seed).permutation(len(found.target))
+        silos: list[Any] = [{k: v[order[100 * i : 100 * i + 100]].tolist() for k, v in x.items()} for i in range(4)]
+        rest: Any = {k: v[order[400:]].tolist() for k, v in x.items()}
+        data = federate(silos, tests=[rest] * 4, val_fraction=0.0, label_column="label")
+        method = FedGram(**SAFE)
+        few = min(most_features(method, c.train, data.dataset.task, 2) for c in data.clients)
+        widths = [few, 50]
+        both = [run(replace(method, width=width), data, seed=seed, evaluate_every=10**9) for width in widths]
+        right.append((both[0].metrics[-1]["accuracy"], both[1].metrics[-1]["accuracy"]))
+    mean = np.mean(right, 0)
+    print(f"{few} features: {mean[0]:.1%}, 50 features: {mean[1]:.1%}")
+    assert mean[0] > mean[1] - 0.04
