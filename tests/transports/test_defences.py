@@ -294,7 +294,7 @@ DEFENCES = {
         "tests/cli/test_others_folders.py::test_terminal_escapes_are_not_printed",
     ),
     "formulas": (
-        "reporting/figures.py",
+        "reporting/style.py",
         "if isinstance(value, str) and value.startswith(",
         "if isinstance(value, str) and value.endswith(",
         "tests/cli/test_others_folders.py::test_tables_hold_no_formulas",

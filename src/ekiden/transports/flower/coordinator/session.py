@@ -107,14 +107,7 @@ class Roll:
         self._reasons: dict[str, str] = {}  # the silos' reasons for not taking part
 
     def gather(self, *, all_of_them: bool = True) -> dict[str, Hello]:
-        """Wait until every client is connected.
-
-        Args:
-            all_of_them: wait for all clients; if False, one client is enough after the usual patience.
-
-        Raises:
-            ClientMissing: patience ended.
-        """
+        """Wait until every client is connected (ClientMissing), or without `all_of_them` until patience ends, for one."""
         since, told = time.monotonic(), 0.0
         while True:
             self._call()

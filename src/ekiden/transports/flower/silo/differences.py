@@ -46,16 +46,10 @@ class ToldSums(Checked):
 
 
 def note(folder: Path, client: ClientData, dataset: Dataset, times: Sequence[float] = ()) -> None:
-    """Note that sums of a client's training rows are told, or refuse that.
+    """Note that sums of a client's training rows are told, with events between times, or refuse that.
 
-    Args:
-        folder: the silo's folder.
-        client: whose rows.
-        dataset: what they mean; its `least` is the smallest number of rows by which two sums may differ.
-        times: between which events are counted.
-
-    Raises:
-        UserError: sums were told from which a column differs in few values, or of these rows between other times.
+    Refused are sums from which earlier ones differ in fewer than `dataset.least` values of a column, or sums of these
+    rows between other times.
     """
     file = folder / FILE
     salt = _salt(folder, file)
@@ -84,16 +78,9 @@ def note(folder: Path, client: ClientData, dataset: Dataset, times: Sequence[flo
 
 
 def note_rows(folder: Path, part: Subset, kind: str, least: int) -> None:
-    """Note that a run sums over these rows, or refuse that.
+    """Note that a run sums over these rows, which are "training" rows or of another kind, or refuse that.
 
-    Args:
-        folder: the silo's folder.
-        part: the rows.
-        kind: what they are, as in "training" rows.
-        least: the smallest number of rows by which two runs may differ.
-
-    Raises:
-        UserError: an earlier run summed over nearly the same rows, or a combination of up to three did.
+    Refused are rows that an earlier run, or a combination of up to three, summed over except for fewer than `least`.
     """
     kept = folder / "summed" / kind
     salt = _salt(folder, kept)

@@ -298,30 +298,6 @@ class SiloTasks:
         return gather(self.run.worker, self.run.file.name, task, contents, lambda key: self._value(key)[1], own or {})
 
 
-class Measured:
-    """The answers of one run, in its folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    @property
-    def any(self) -> bool:
-        """Whether a model was measured."""
-        return any(self._folder.glob("measured-*.parcel"))
-
-    def find(self, digest: str) -> SiloReport | None:
-        """Return what was reported about exactly these models before."""
-        path = self._file(digest)
-        return _read(path) if path.exists() else None
-
-    def put(self, digest: str, found: SiloReport) -> None:
-        """Store an answer before it is sent."""
-        write(self._file(digest), marked([pack(found)]))
-
-    def _file(self, digest: str) -> Path:
-        return self._folder / f"measured-{digest[:32]}.parcel"
-
-
 def _read(path: Path) -> SiloReport:
     try:
         return unpack(verified(path.read_bytes()), SiloReport)[0]
@@ -349,17 +325,18 @@ def evaluate(run: Agreed, ask: Ask, body: memoryview) -> bytes:
     if once and plan is not None:
         initial = custody.digest(wire.chunks(initial_weights(setup)))
         policy.check_result(run.terms, plan, initial, digests, ask.records)
-    kept = Measured(run.admission.folder)
     digest = custody.digest([repr((ask.results, digests, ask.last)).encode()])
-    found = kept.find(digest)
-    if found is None:
-        if once and kept.any:
+    file = run.admission.folder / f"measured-{digest[:32]}.parcel"  # what was reported about exactly these models
+    if file.exists():
+        found = _read(file)
+    else:
+        if once and any(file.parent.glob("measured-*.parcel")):
             raise UserError(
                 f"{run.file.name} has measured the result of this run, and measures no other model: refused"
             )
         policy.note_measured(run.file, run.terms.data, len(models))
         found = _measure(run, models, ask, once=once)
-        kept.put(digest, found)
+        write(file, marked([pack(found)]))
     total = policy.measured(run.file, run.terms.data)
     run.note(f", after step {ask.step}: models measured: {len(models)}, {total} over all runs so far")
     given = wire.encode(_given(run, ask, found, digest))

@@ -208,15 +208,10 @@ def released(terms: Agreement, public: Callable[[str], str], name: str, silos: S
 
 
 def nearly_cancelled(now: Members, before: Sequence[Members], least: int) -> Iterator[tuple[tuple[int, ...], Members]]:
-    """Yield which earlier sums, at most three, combined with a new one leave few members; single ones come first.
+    """Yield which earlier sums, at most three, combined with a new one leave some members, but fewer than `least`.
 
-    Args:
-        now: members of the new sum.
-        before: members of earlier sums, each added or subtracted.
-        least: how many members must be left, if any are.
-
-    Yields:
-        places of the earlier sums, and the members that are left.
+    Single ones come first. Each sum is given by its members, and may be added or subtracted. What is yielded: places of
+    the earlier sums, and the members that are left.
     """
     kinds = [np.bincount((one % np.uint64(_KINDS)).astype(np.int64), minlength=_KINDS) for one in (now, *before)]
     signed = np.stack(

@@ -199,15 +199,9 @@ def opened(ask: Ask, body: memoryview, sealer: Sealer, absent: Collection[Absenc
 
 
 def check(value: Any, network: Network, *, whole: bool) -> None:
-    """Refuse models that do not fit and numbers that are not finite, before anything is executed.
+    """Refuse (WireError) models that do not fit and numbers that are not finite, before anything is executed.
 
-    Args:
-        value: the value that came.
-        network: the network that models must fit.
-        whole: whether parts of a model, such as only the extractor, are refused too.
-
-    Raises:
-        WireError: the message says which it is.
+    With `whole`, parts of a model, such as only the extractor, are refused too.
     """
     own = (network.params, network.buffers, network.counters)
     for part in _records(value):
@@ -222,15 +216,7 @@ def check(value: Any, network: Network, *, whole: bool) -> None:
 
 
 def check_claims(value: Any, samples: int) -> None:
-    """Refuse a sender that reports another number of training samples than when the run began.
-
-    Args:
-        value: what it sent; `OwnSamples` marks the fields of its records.
-        samples: the number that it reported first.
-
-    Raises:
-        WireError: it reports another number.
-    """
+    """Refuse (WireError) another number of training samples than a sender reported first; `OwnSamples` marks fields."""
     for record in _records(value):
         for name, hint in _hints(type(record)).items():
             if OwnSamples not in getattr(hint, "__metadata__", ()):

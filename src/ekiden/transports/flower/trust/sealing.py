@@ -234,13 +234,7 @@ def _signed(statement: bytes, wrapped: bytes) -> bytes:
 def stream(own: Any, other: str, text: bytes) -> Callable[[int], bytes]:
     """Return a function that gives the next bytes of a stream (ChaCha20) that two parties share, for one purpose.
 
-    Args:
-        own: this party's private key.
-        other: the other's public key.
-        text: what the stream is for.
-
-    Raises:
-        WireError: `other` is not a key.
+    `other` is the other's public key, or WireError; `text` says what the stream is for.
     """
     from cryptography.hazmat.primitives import hashes  # noqa: PLC0415
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms  # noqa: PLC0415
