@@ -107,7 +107,7 @@ class Roll:
         self._reasons: dict[str, str] = {}  # the silos' reasons for not taking part
 
     def gather(self, *, all_of_them: bool = True) -> dict[str, Hello]:
-        """Wait until every client is connected (ClientMissing), or without `all_of_them` until patience ends, for one."""
+        """Wait for every client, or ClientMissing; without `all_of_them`, one is enough once patience ends."""
         since, told = time.monotonic(), 0.0
         while True:
             self._call()
