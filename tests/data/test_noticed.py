@@ -193,6 +193,8 @@ def test_empty_texts_are_counted_and_a_silo_without_words_is_named() -> None:
         (table(lambda k: f'"=""0{k}"""'), "holds a formula of a spreadsheet ('=\"00\"' in row 0"),
         (table(lambda k: f"'{k}"), "holds a number behind an apostrophe"),
         (table(lambda k: f"{k % 9 + 1}.3.2024 25:00"), "holds '1.3.2024 25:00' in row 0"),
+        (table(lambda k: f"2024-03-{k % 9 + 1} 10:00 CET"), "holds times in a form that is not read ('2024-03-1 10:0"),
+        ("v,label\n" + "".join(f"{k * k % 97}.5,{k % 25 + 40}\n" for k in range(100)), "which are learned as classes:"),
         (table(str) + "c,v,label\n", "{file} has its header again in row 40"),
         ("v,label\n" + "".join(f"{k}.5,{k} mg\n" for k in range(N)), "holds numbers with a unit ('0 mg' in row 0"),
         ("v,label\n1,NA\n2,p\n", "is missing (column 'label', which holds 'NA')"),
@@ -204,6 +206,7 @@ def test_what_text_files_hold_is_noticed(text: str, line: str, tmp_path: Path) -
 
 def test_names_of_columns_and_spellings_in_another_encoding_are_found() -> None:
     assert garbled("KÃ¶ln") == "Köln"
+    assert garbled("Größe".encode().decode("latin-1")) == "Größe"
     assert not any(map(garbled, ("Köln", "Ulm", "Ärzte", "β", "München")))
     with pytest.raises(UserError, match=r"'KÃ¶ln' \(s1\) and 'Köln' \(s0\): names that differ in case, blanks"):
         silos({"c": ["Köln", "Ulm"] * 20}, {"c": ["KÃ¶ln", "Ulm"] * 20})
@@ -318,6 +321,10 @@ def test_a_silo_without_values_in_a_column_takes_part_if_a_schema_says_what_it_h
         ({"sbp": np.where(np.arange(N) % 3 == 0, 0, 120 + np.arange(N) % 17)}, "holds 0 in 14 rows, far from"),
         ({"label": ["z", *["p", "q"] * 19, "p"]}, "class 'z' of the table has one sample"),
         ({"sex": [0, 1, 1, 9] * 10}, "holds 9 in 10 rows"),
+        (
+            {"label": [0, 0.5, 1, 2] * 10},
+            "has 4 different numbers (0.0, 0.5, 1.0, and 1 more), which are learned as am",
+        ),
         ({"A": np.arange(N) ** 2}, "column 'A' and 'a' of the table may be one that is there twice"),
         ({"b.1": np.arange(N) ** 2}, "column 'b' and 'b.1' of the table may be one that is there twice"),
         ({"label": [0, 1, 1, -100] * 10}, "class '-100' of the table seems to mark missing values"),

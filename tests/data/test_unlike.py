@@ -78,6 +78,10 @@ def test_a_column_that_names_the_silo_and_events_that_mean_none_are_named() -> N
     assert "column 'site' has one value at each silo, and at each another" in said(lambda: ekiden.federate(silos))
     for k, silo in enumerate(silos):
         del silo["label"], silo["site"]
+        silo |= {"p": (rng.random(120) < 0.15) ^ (k == 1), "q": rng.random(120) < 0.4}
+    found = said(lambda: ekiden.federate(silos, label_column=["p", "q"]))
+    assert "the label 'p' of client-1 seems to be inverted" in found
+    for k, silo in enumerate(silos):
         silo |= {"days": rng.exponential(9, 120) + 0.1, "died": (rng.random(120) < 0.15) ^ (k == 1)}
     found = said(lambda: ekiden.federate(silos, task="survival", label_column=["days", "died"]))
     assert "events of client-1 seem to mean that there was none" in found

@@ -5,6 +5,7 @@ What is stored otherwise but shown the same is read as the same: a CSV file, and
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
@@ -63,6 +64,7 @@ _ALMOST = (
     (_DECORATED, "numbers with other signs"),
     (r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?$", "times of day"),
     (r"^[+-]?\d+ days?( .*)?$", "durations"),
+    (r"^(\d{4}[-/.]\d\d?[-/.]\d\d?|\d\d?[-/.]\d\d?[-/.]\d{4})[T ]+\d\d?:\d\d.*$", "times in a form that is not read"),
     (r"^(\[.*\]|\{.*\}|[+-]?[\d.]+(\s*[;,|\s]\s*[+-]?[\d.]+){2,})$", "lists or objects"),
     (r"^((19|20)\d\d[-/](0?[1-9]|1[0-2])|(19|20)\d\d-?[QWqw]\d{1,2})$", "months, quarters or weeks without a day"),
     (r"^\d+(\.\d+)?\s*[/|:]\s*\d+(\.\d+)?$", "two numbers"),
@@ -607,10 +609,10 @@ def _two_units(values: Floats) -> str:
 
 def garbled(name: str) -> str:
     """Return what a name was before UTF-8 was read as another encoding, as KÃ¶ln for Köln; "" if it was not."""
-    try:
-        return "" if name.isascii() else name.encode("cp1252").decode()
-    except UnicodeError:
-        return ""
+    for code in ("cp1252", "latin-1") if not name.isascii() else ():
+        with suppress(UnicodeError):
+            return name.encode(code).decode()
+    return ""
 
 
 def is_text(kind: Any) -> bool:

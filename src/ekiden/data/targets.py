@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.base.errors import UserError, listed, unknown
+from ekiden.base.errors import UserError, listed, tell, unknown
 from ekiden.data.cells import warn_of_marks
 from ekiden.data.samples import Dataset
 from ekiden.data.tasks import (
@@ -117,10 +117,16 @@ def _guess(raws: Sequence[Raw]) -> Task:
     task = next((one for one in found if not isinstance(one, Classification)), found[0])
     # Whole numbers of images, signals and tokens are classes.
     pictures = [raw.positions and not (raw.given and np.ndim(raw.images) == 2) for raw in raws]
-    whole = not any(pictures) and all(raw.label.dtype.kind in "iuf" and not raw.classes for raw in raws)
-    if not whole or not isinstance(task, Classification):
+    if any(pictures) or not all(raw.label.dtype.kind in "iuf" and not raw.classes for raw in raws):
         return task
     different, rows = {value for raw in raws for value in np.unique(raw.label).tolist()}, sum(map(len, raws))
+    held = f"has {len(different)} different numbers ({listed(sorted(different), 3)})"
+    if isinstance(task, Regression) and len(different) <= _FEW and raws[0].label.ndim == 1:
+        tell(f"the label of {raws[0].source} {held}, which are learned as amounts: give names, if they are classes")
+    if not isinstance(task, Classification):
+        return task
+    if _SEVERAL < len(different) <= _MANY and min(different) > 1:
+        tell(f"the label of {raws[0].source} {held}, which are learned as classes: use --task=regression for amounts")
     if len(different) > _MANY or (len(different) > _SEVERAL and rows < _SELDOM * len(different)):
         shown = f"the label {raws[0].targets[0]!r}" if raws[0].targets else "the label"
         raise UserError(

@@ -273,6 +273,11 @@ def _turned_shares(seen: SeenData) -> Iterator[str]:
     if isinstance(data.task, Survival):
         what = "events of %s seem to mean that there was none"
         odds[what] = {n: _odds(v[:, 1] == 0, v[:, 1] == 1) for n, v in y.items()}
+    if isinstance(data.task, MultiLabel) and len(rows) > 2:
+        for k, name in enumerate(data.classes):
+            odds[f"the label {name!r} of %s seems to be inverted"] = {
+                n: _odds(v[:, k] == 0, v[:, k] == 1) for n, v in y.items()
+            }
     for column, each in _columns(seen) if len(rows) > 2 else ():
         low, *more = np.unique(np.concatenate([*each.values()])).tolist() or [0]
         if len(more) == 1:
