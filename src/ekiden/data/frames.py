@@ -129,8 +129,12 @@ def _file(path: Path) -> Any:
 
 def _of_pandas_file(table: Any) -> Any:
     """Return the table without the index that pandas writes, and with its categories, which Parquet may lose."""
-    told = json.loads((table.schema.metadata or {}).get(b"pandas", b"{}")).get("columns", ())
-    for name in [one["field_name"] for one in told if one["pandas_type"] == "categorical"]:
+    try:
+        told = json.loads((table.schema.metadata or {})[b"pandas"])["columns"]
+        categories = [one["field_name"] for one in told if one["pandas_type"] == "categorical"]
+    except (ValueError, KeyError, TypeError):  # not of pandas, or of an old one
+        categories = []
+    for name in categories:
         if name in table.column_names and not pa.types.is_dictionary(table[name].type):
             table = table.set_column(table.column_names.index(name), name, table[name].dictionary_encode())
     index = [name for name in table.column_names if re.fullmatch(r"__index_level_\d+__", name)]

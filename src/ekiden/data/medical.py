@@ -254,7 +254,7 @@ def _dicom(data: Any, number: int | None) -> Loaded:
             "pylibjpeg[all], or convert it to Explicit VR Little Endian"
         ) from error
     shown, bits = data.get("PhotometricInterpretation"), int(data.get("BitsStored") or 0)
-    if int(data.get("HighBit", bits - 1)) != bits - 1:
+    if bits and data.get("HighBit") not in (None, bits - 1):
         raise UserError(f"{bits} bits are stored, and the highest is number {data.HighBit}: shift them to the low end")
     if shown == "PALETTE COLOR":
         return Loaded(_of_palette(raw, data))

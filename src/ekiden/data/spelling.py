@@ -59,14 +59,9 @@ def _folded_ids(silos: Mapping[str, Iterable[str]]) -> dict[str, str]:
 
 
 def spellings(names: Mapping[str, Mapping[str, int]], column: str = "") -> list[list[tuple[str, list[str]]]]:
-    """Return the names that are alike.
+    """Return for each name that is written in several ways the spellings, the commonest first, each with its silos.
 
-    Args:
-        names: for each silo, its names and how many rows have each.
-        column: what they are names of.
-
-    Returns:
-        For each name that is written in several ways, the spellings, the commonest first, each with its silos.
+    `names` says for each silo how many rows have each name, and `column` what they are names of.
     """
     rows, silos = counted_together([*names.values()]), dict[str, list[str]]()
     for silo, found in names.items():
@@ -83,11 +78,7 @@ def spellings(names: Mapping[str, Mapping[str, int]], column: str = "") -> list[
 
 
 def refuse_spellings(names: Mapping[str, Mapping[str, Mapping[str, int]]]) -> None:
-    """Refuse names that are alike.
-
-    Args:
-        names: for each column, and each silo, its names and how many rows have each.
-    """
+    """Refuse names that are alike, given how many rows have each, for each column and silo."""
     if pairs := _pairs(names):
         raise UserError(
             f"{pairs}: {ALIKE}. Take them as one by --spelling=merge (spelling in silo.toml), or as different by "
@@ -166,12 +157,8 @@ def _counted(values: NDArray[Any]) -> dict[str, int]:
 def check_classes(raws: Sequence[Raw], silos: Sequence[str], how: Spelling) -> None:
     """Refuse classes that some silos write in another way than the others; of arrays only say so.
 
-    They are numbered from 0 and from 1, or a silo of several classes shares none with the others.
-
-    Args:
-        raws: as in `spelled`.
-        silos: as in `spelled`.
-        how: keep takes the classes as they are.
+    They are numbered from 0 and from 1, or a silo of several classes shares none with the others. The arguments are
+    those of `spelled`.
     """
     if how == "keep" or any(raw.label.ndim > 1 or raw.label.dtype.kind == "f" for raw in raws):
         return
@@ -204,12 +191,7 @@ def shortened(held: Mapping[str, Collection[str]]) -> str:
 
 
 def nothing_in_common(held: Mapping[str, Collection[str]], what: str = "class") -> str:
-    """Name a silo of several classes that shares none with the others; "" if there is none.
-
-    Args:
-        held: for each silo, its classes.
-        what: what they are called in messages.
-    """
+    """Name a silo of several classes (`what`) that shares none with the others; "" if there is none."""
     owners = Counter(label for own in held.values() for label in own)
     for name, own in held.items():
         if 1 < len(own) < len(owners) and all(owners[label] == 1 for label in own):
@@ -219,11 +201,9 @@ def nothing_in_common(held: Mapping[str, Collection[str]], what: str = "class") 
 
 
 def numbered_from_two(held: Mapping[str, Iterable[str]], what: str = "classes are") -> str:
-    """Say that some silos number their classes from 0, and others as many from 1; "" if they do not.
+    """Say that some silos number their classes (`what`) from 0, and others as many from 1; "" if they do not.
 
-    Args:
-        held: for each silo, its labels. Nothing is said unless all are whole numbers.
-        what: what they are called in messages.
+    Nothing is said unless all labels that silos hold are whole numbers.
     """
     if not all(re.fullmatch(r"-?\d{1,18}", name) for own in held.values() for name in own):
         return ""

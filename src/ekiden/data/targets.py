@@ -121,7 +121,7 @@ def _guess(raws: Sequence[Raw]) -> Task:
         return task
     different, rows = {value for raw in raws for value in np.unique(raw.label).tolist()}, sum(map(len, raws))
     held = f"has {len(different)} different numbers ({listed(sorted(different), 3)})"
-    if isinstance(task, Regression) and len(different) <= _FEW and raws[0].label.ndim == 1:
+    if isinstance(task, Regression) and 2 < len(different) <= _FEW and raws[0].label.ndim == 1:
         tell(f"the label of {raws[0].source} {held}, which are learned as amounts: give names, if they are classes")
     if not isinstance(task, Classification):
         return task

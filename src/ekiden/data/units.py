@@ -49,10 +49,7 @@ def check_units(told: Sequence[ColumnSums]) -> None:
 def check_values(parts: Mapping[str, Tensor], inputs: Inputs) -> None:
     """Name parts of a data set (silos, or training and test) whose values are in another unit than those of the others.
 
-    Args:
-        parts: samples (n, ...) of each part. Of unscaled tables each column is compared, of signals each channel
-            of some samples, of others all values of some samples together.
-        inputs: what samples are.
+    Of unscaled tables each column is compared, of signals each channel of some samples, of others all values of some.
     """
     if len(parts) < 2 or any(not x.is_floating_point() and x.dtype != torch.uint8 for x in parts.values()):
         return  # nothing to compare, or tokens
@@ -89,17 +86,10 @@ def _shown(name: str) -> str:
 
 
 def compare_units(silos: Mapping[str, Mapping[str, ColumnMoments]]) -> bool:
-    """Name silos whose columns are in another unit than the others', or do not vary as the others' do.
+    """Name silos whose columns are in another unit than the others', or do not vary so; return whether any were named.
 
-    Args:
-        silos: for each silo, the moments of each column.
-
-    Returns:
-        Whether any were named.
-
-    Warns:
-        DataWarning: a column of a silo is a factor of at least 5, or 8 standard deviations (3 if the spread
-            is another, too), away from the others', or has one value.
+    They are a factor of at least 5, or 8 standard deviations (3 if the spread is another, too), away from the others',
+    or have one value. `silos` has the moments of each column of each silo.
     """
     lines, constant, coded, scaled = list[str](), list[str](), list[str](), list[str]()
     for column in next(iter(silos.values()), ()):
@@ -121,11 +111,7 @@ def compare_units(silos: Mapping[str, Mapping[str, ColumnMoments]]) -> bool:
 
 
 def compare_categories(told: Sequence["ColumnSums"]) -> None:
-    """Name silos in which a column has one category, while it has several at others; or none that others have.
-
-    Warns:
-        DataWarning: there is such a silo.
-    """
+    """Name silos in which a column has one category, while it has several at others; or none that others have."""
     lines, strange = list[str](), list[str]()
     for column in told[0].categories:
         each = {one.silo: {c: n for c, n in one.categories[column].items() if c} for one in told}

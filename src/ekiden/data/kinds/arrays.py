@@ -173,11 +173,7 @@ def noticed(x: Tensor, what: str) -> Tensor:
 
 
 def _say_range(parts: Mapping[str, Tensor]) -> None:
-    """Say which sources hold floats that look like pixels from 0 to 255, or that no network learns from.
-
-    Warns:
-        DataWarning: there are such floats.
-    """
+    """Say which sources hold floats that look like pixels from 0 to 255, or that no network learns from."""
     ends = {source: (float(x.min()), float(x.max())) for source, x in parts.items() if x.is_floating_point()}
     pixels = {source: ends[source] for source, x in parts.items() if source in ends and _pictured(x, *ends[source])}
     images = {source: end for source, end in ends.items() if parts[source].ndim == 4}

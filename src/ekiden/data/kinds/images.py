@@ -432,9 +432,8 @@ def _chunk(
 ) -> tuple[list[int | None], list[int], int]:
     """Write the pixels of these images.
 
-    Returns:
-        The largest value of each image that has more than 8 bits, otherwise None; the largest value of each image that
-        was written; and the number of images with NaN.
+    Return the largest value of each image that has more than 8 bits, otherwise None; the largest value of each image
+    that was written; and the number of images with NaN.
     """
     levels, brightest, blank = list[int | None](), list[int](), 0
     for place, item in enumerate(items):

@@ -125,11 +125,7 @@ class Table(Inputs):
         return [*(f"column {n!r}" for n in self.numeric), *gaps, *(f"column {n!r}" for n in self.categorical)]
 
     def say_unknown(self, raws: Sequence[Raw]) -> None:
-        """Count and name the categories that were not agreed on.
-
-        Warns:
-            DataWarning: there are some.
-        """
+        """Count and name the categories that were not agreed on."""
         found, rows_ = [], sum(map(len, raws))
         for name, known in zip(self.categorical, self.vocabularies, strict=True):
             counts = Counter(text for raw in raws for text in _names(raw.images[name]).tolist())
@@ -144,11 +140,7 @@ class Table(Inputs):
             )
 
     def say_far(self, numbers: Numbers, source: str) -> None:
-        """Name columns (n, numeric) of which the middle is far from training, or that have no value.
-
-        Warns:
-            DataWarning: there is such a column.
-        """
+        """Name columns (n, numeric) of which the middle is far from training, or that have no value."""
         for name, values, mean, scale in zip(self.numeric, numbers.T, self.centre, self.scale, strict=True):
             known = values[~np.isnan(values)]
             if not len(known):
