@@ -534,6 +534,8 @@ def test_a_run_without_a_silo_or_with_it_again_needs_its_agreement(tmp_path: Pat
     """A run minus the run without client-2 would be the sums of client-2."""
     names = (*NAMES, "client-3")
     files, public = with_keys(tmp_path, names)
+    (tmp_path / "four.py").write_text((tmp_path / "own.py").read_text().replace(", 3, seed=0", ", 4, seed=0"))
+    files[3] = replace(files[3], data=replace(files[3].data, python="four.py:mine"))
     run, out = tmp_path / "run", tmp_path / "client-2-release.txt"
     far(METHODS["chain"], FakeNodes(files[:3]), run, {name: public[name] for name in NAMES})
 
