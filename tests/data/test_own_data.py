@@ -410,7 +410,7 @@ def test_sizes_fits_and_windows(tmp_path: Path) -> None:
             pixels = np.zeros((size[1], size[0]), dtype=np.uint8)
             pixels[:, : size[0] // 2] = 255
             Image.fromarray(pixels).save(tmp_path / "mixed" / label / f"{k}.png")
-    with pytest.raises(UserError, match=r"differ in size \(20x10, 10x30\): give one size for all with size"):
+    with pytest.raises(UserError, match=r"differ in size \(20x10, 10x30\): give one size for all, as size=32"):
         load(str(tmp_path / "mixed"))
     assert load(str(tmp_path / "mixed"), size=8).shape == (1, 8, 8)
     cropped = load(str(tmp_path / "mixed"), size=8, fit="crop")

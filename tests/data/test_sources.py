@@ -347,7 +347,7 @@ def test_a_cut_off_image_is_an_error(tmp_path: Path) -> None:
 def test_images_of_several_sizes_need_a_size(tmp_path: Path) -> None:
     images = [png(noise(1, shape)[0]) for shape in ((4, 6, 3), (5, 5, 3))] * 5
     path = write(tmp_path / "a.parquet", {"image": images, "label": [0] * 10})
-    fails(path, r"differ in size \(6x4, 5x5\): give one size for all with size")
+    fails(path, r"differ in size \(6x4, 5x5\): give one size for all, as size=32")
     assert load(str(path), size=3).shape == (3, 3, 3)
     write_images(tmp_path / "b" / "train.parquet")
     write(tmp_path / "b" / "test.parquet", {"image": [png(noise(1, (5, 5, 3))[0])], "label": [0]})

@@ -233,7 +233,7 @@ def sized_masks(label: NDArray[Any], images: Images, source: str) -> NDArray[np.
         return np.stack([np.asarray(_sized(mask, images, Image.Resampling.NEAREST)) for mask in drawn]).astype(np.int64)
     if label.dtype == object:
         sizes = " and ".join(f"{w}x{h}" for h, w in [*dict.fromkeys(mask.shape for mask in label)][:2])
-        raise UserError(f"masks of {source} differ in size ({sizes}): give one size for all by --size")
+        raise UserError(f"masks of {source} differ in size ({sizes}): give one size for all, as --size=32")
     return label
 
 
@@ -313,7 +313,7 @@ def _one_size(looks: Sequence[Look], source: str) -> tuple[int, int]:
     if len(sizes) > 1:
         some = ", ".join(f"{w}x{h}" for w, h in sorted(sizes, key=lambda size: size[::-1])[:3])
         raise UserError(
-            f"images in {source} differ in size ({some}): give one size for all with --size, or resize them."
+            f"images in {source} differ in size ({some}): give one size for all, as --size=32, or resize them."
         )
     return next(iter(sizes))
 
