@@ -197,6 +197,12 @@ DEFENCES = {
         "both = len(shared) < 0",
         "tests/transports/test_masking.py::test_lists_that_show_one_silo_to_two_others_are_refused",
     ),
+    "lists stay when runs are removed": (
+        f"{FLOWER}/trust/masking.py",
+        "kept = self.folder.parent.parent / _LISTS",
+        "kept = self.folder",
+        "tests/transports/test_masking.py::test_two_lists_that_differ_by_one_silo_need_its_agreement",
+    ),
     "noise is shared only where a silo allows it": (
         f"{FLOWER}/silo/budget.py",
         "dp.honest > file.limits.honest",

@@ -1,6 +1,7 @@
 """Sums between silos are masked: whoever works together reads the total, and the part of no other silo."""
 
 import itertools
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -64,8 +65,8 @@ def group(
     }
     members = tuple(reader(parties[name]) for name in names)
     for name in names:
-        (folder / name / run).mkdir(parents=True, exist_ok=True)
-    return {name: PartMasks(parties[name], members, 2, "3-add", folder / name / run) for name in names}
+        (folder / name / "runs" / run).mkdir(parents=True, exist_ok=True)
+    return {name: PartMasks(parties[name], members, 2, "3-add", folder / name / "runs" / run) for name in names}
 
 
 def reader(party: Party) -> Reader:
@@ -286,10 +287,13 @@ def test_two_lists_that_differ_by_one_silo_need_its_agreement(silo_keys: dict[st
         with pytest.raises(UserError, match=message):
             other.added(None, exact(1))
         assert isinstance(replace(other, released=agreed, folder=other.folder).added(None, exact(1)), Masked)
-        for path in other.folder.glob("members-*"):
+        for path in (other.folder.parents[1] / "lists").glob("members-*"):
             if path.read_text() == "a,b,c,d,e":
                 path.unlink()
     assert asked == [("f", list(SILOS[:5]))] * 3
+    shutil.rmtree(later["a"].folder)  # a run that is a month old
+    with pytest.raises(UserError, match=message):
+        group(silo_keys, tmp_path, SILOS[:5], "after a month")["a"].added(None, exact(1))
     four = replace(masks["a"], members=masks["a"].members[:4])  # differs by two, and limits.min_clients is 2
     assert isinstance(four.added(None, exact(1)), Masked)
     with pytest.raises(UserError, match=r"the difference would be the part of e,f, who did not agree"):
@@ -340,7 +344,7 @@ def test_lists_that_show_one_silo_to_two_others_are_refused(
     with pytest.raises(UserError, match=f"the difference would be the part of {apart}, who did not agree"):
         gives(lists[-1], asked)
     if asked == "a":  # c agreed when it left, and d when it came
-        (masks["a"].folder / "members-ab").write_text("a,b")
+        (masks["a"].folder.parents[1] / "lists" / "members-ab").write_text("a,b")
         masks["a"] = replace(masks["a"], released=lambda name, silos: name == "d")
         assert isinstance(gives(lists[-1], asked), Masked)
 

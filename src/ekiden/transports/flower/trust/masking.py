@@ -32,6 +32,7 @@ from ekiden.transports.flower.trust.sealing import Party, Reader
 
 _BLOCK = 1 << 20  # numbers that are masked at a time
 _LIST = "members-"  # beginning of the names of files with lists of members
+_LISTS = "lists"  # folder in the silo's folder, which stays when runs go
 Words = list["np.ndarray[Any, Any]"]
 Members = np.ndarray[Any, np.dtype[np.uint64]]
 """(n,) numbers that name what is in a sum; what is in it twice is there twice"""
@@ -123,11 +124,9 @@ class PartMasks:
         names = [m.name for m in self.members]
         if self.regroups and self._opened.exists():
             self._check_opened(self._opened.read_bytes())
-        kept = {
-            file.read_text(encoding="utf-8"): file
-            for file in sorted(self.folder.parent.glob(f"*/{self.lists}*"))
-            if not (self.regroups and file.parent == self.folder)
-        }
+        runs = self.folder.parent
+        files = [*runs.glob(f"*/{self.lists}*"), *(runs.parent / _LISTS).glob(f"{self.lists}*")]
+        kept = {file.read_text(encoding="utf-8"): file for file in sorted(files) if file.parent != self.folder}
         lists, places = [text.split(",") for text in kept], [*kept.values()]
         for used, apart in self._shown(names, lists):
             if all(self.released(name, names) for name in apart):
@@ -137,7 +136,7 @@ class PartMasks:
             raise UserError(
                 f"{self.party.name} gave its part to a sum of {sums}: with a sum of {','.join(sorted(names))}, {how} "
                 f"would be the part of {','.join(apart)}, who did not agree to that (`ekiden silo release`); see "
-                f"limits.min_clients, or {places[used[0]].parent}"
+                f"limits.min_clients, or {places[used[0]]}"
             )
 
     def _shown(
@@ -164,9 +163,12 @@ class PartMasks:
         """Note the list of members, before the part leaves this silo; the coordinator could open the sum then."""
         self._check_lists()
         names = ",".join(m.name for m in self.members).encode()
-        if self.regroups:
+        kept = self.folder.parent.parent / _LISTS
+        if self.regroups:  # where a silo allows differences, there may be one in each round
             self._check_opened(write_once(self._opened, names))
-        write_once(self.folder / f"{self.lists}{self.digest[:32]}", names)
+            kept = self.folder
+        kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_once(kept / f"{self.lists}{self.digest[:32]}", names)
 
     @property
     def _opened(self) -> Path:
