@@ -349,7 +349,7 @@ import torch
 
 def silos(n, seed=0):
     draw = torch.Generator().manual_seed(seed)
-    return [(torch.randn(40, 4, generator=draw) + i, torch.arange(40) % 2) for i in range(n)]
+    return [(torch.randn(40, 4, generator=draw) + i + 1, torch.arange(40) % 2) for i in range(n)]
 
 def three():
     return silos(3)
