@@ -246,13 +246,13 @@ def test_another_scale_of_all_rows_hides_no_patient(tmp_path: Path) -> None:
 
 
 def test_another_order_of_classes_hides_no_patient(tmp_path: Path) -> None:
-    """With --spelling the terms order the classes, so all labels change; ten other rows must not hide one either."""
+    """With --spelling the terms order the classes, so all labels change; another patient came for one who left."""
     file = silo_file(tmp_path, NAMES[1], '[limits]\nmethods = ["fedgram"]\n', trusting=False)
     dataset, client = mine(NAMES[1])
     agreed = terms(FedGram(width=20, dictionary="seed", min_active=10), keys=(), sealed=False)
     other = replace(agreed, run="f" * 16, spelling="keep", classes=(*dataset.classes[1:], dataset.classes[0]))
     rows = client.train.rows
-    for number, (kept, of) in enumerate(((rows[1:], agreed), (rows, other))):
+    for number, (kept, of) in enumerate(((rows[1:], agreed), (rows[:-1], other))):
         held = dataset, replace(client, train=Subset(client.train.samples, kept))
         said = unpack(Silo(file, held).answer(pack(Ask("hello", of.text()))), Answer)[0].error
         assert ("except for fewer than 10" in said) if number else not said
