@@ -24,6 +24,7 @@ _OTHER = 0.3  # difference of deviations' decimal logarithms of such columns
 _FAR = 8.0  # deviations between means
 _ROWS = 10  # values from which a silo's moments are compared
 _FLAT_ROWS = 20  # values from which nearly one value means something: a silo hides up to 9 others
+_UNLIKE = 0.2  # between deviations of columns of which only one is standardised
 _WIDE = 20.0  # times as large a deviation, as of a logarithm
 _GAP = 1.5  # times the range of the other silos' means: silos that differ by themselves leave no such gap
 _CHANCE = 9.0  # squared standard errors that a mean is off by chance
@@ -96,7 +97,7 @@ def compare_units(silos: Mapping[str, Mapping[str, ColumnMoments]]) -> bool:
         each = {silo: told[column] for silo, told in silos.items() if told[column].count >= _ROWS}
         lines += _units(column, each) if any(_low(one) is None for one in each.values()) else []
         coded += _codes(column, each) if not column.endswith(_ALL) else []
-        scaled += _standardised(column, each)
+        scaled += _standardised(column, each) if not column.endswith(_ALL) else []
         flat = {s: f"{told.mean:.4g}" for s, told in each.items() if not told.deviation and told.count >= _FLAT_ROWS}
         varied = {silo: told for silo, told in each.items() if told.deviation}
         usual = ColumnMoments.together(list(varied.values()))
@@ -247,8 +248,9 @@ def _codes(column: str, silos: Mapping[str, ColumnMoments]) -> list[str]:
 def _standardised(column: str, silos: Mapping[str, ColumnMoments]) -> list[str]:
     """Return a line if a column has the mean 0 and the deviation 1 at some silos, and others elsewhere."""
     held = [silo for silo, m in silos.items() if max(abs(m.mean), abs(m.deviation - 1)) < max(0.02, 2 * m.count**-0.5)]
-    away = [m for silo, m in silos.items() if silo not in held and abs(m.mean) > max(1.0, m.deviation)]
-    if not held or len(held) + len(away) < len(silos) or not away:
+    others = [m for silo, m in silos.items() if silo not in held]
+    away = [m for m in others if abs(m.mean) > max(1.0, m.deviation) and abs(m.deviation - 1) > _UNLIKE]
+    if not held or not away or len(away) < len(others):
         return []
     return [f"{column} has the mean 0 and the standard deviation 1 at {listed(held)}, and others elsewhere"]
 
