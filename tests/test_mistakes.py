@@ -85,7 +85,7 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
     "a silo without a name": (lambda: federate({"": (X, Y), "b": (X, Y)}), "a silo's name is empty"),
     "no such device": (
         lambda: run("fedseq", [(X, Y), (X, Y)], hardware=ekiden.Hardware(device="gpu")),
-        r"device 'gpu' cannot be used here \(there is no such device; a GPU is called cuda\): try device='cpu'",
+        "there is no device 'gpu': choose cpu or cuda, which is a GPU",
     ),
     "hardware as an argument": (
         lambda: run("fedseq", [(X, Y)], device="cuda"),  # type: ignore[arg-type]

@@ -382,7 +382,7 @@ def test_every_kind_of_name_is_checked(refused: Call) -> None:
     assert "name the run folders" in refused("export", "-o", "out.csv")
     assert "name the public keys to register" in refused("silo", "register", "--link", "localhost:1")
     assert "cannot write" in refused("data", "digits", "--draw", "nowhere/who.png")
-    assert "device 'gpu' cannot be used here" in refused("run", "fedseq", "--device", "gpu")
+    assert "there is no device 'gpu'" in refused("run", "fedseq", "--device", "gpu")
     assert nothing_begun()
 
 

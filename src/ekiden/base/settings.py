@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 
 from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero, Fraction, NonNegative, Positive
+from ekiden.base.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,12 @@ class Hardware(Checked):
     channels_last: bool = True
     """feed images in channels-last layout: on a CPU the small CNNs and ResNet-18 then train faster, VGG-11
     slower (see docs/benchmarks.md)"""
+
+    def __post_init__(self) -> None:
+        try:
+            torch.device(self.device)
+        except RuntimeError as error:
+            raise UserError(f"there is no device {self.device!r}: choose cpu or cuda, which is a GPU") from error
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context that sets the precision of forward passes."""

@@ -58,8 +58,7 @@ def why_unusable(device: str) -> str:
     try:
         torch.empty(0, device=torch.device(device))
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).split("\n")[0]
-        return "there is no such device; a GPU is called cuda" if reason.startswith("Expected one of") else reason
+        return str(error).split("\n")[0]
     return ""
 
 
