@@ -168,7 +168,7 @@ def test_the_model_changes_at_the_end_of_a_round_only() -> None:
 
 
 def test_random_chains_are_of_all_clients() -> None:
-    with pytest.raises(UserError, match="chain-order"):
+    with pytest.raises(UserError, match="chain_order='random' makes chains of all"):
         SPFL(chain_order="random", length=2)
 
 

@@ -57,6 +57,7 @@ from tests.transports.fakes import NAMES, SILENT, FakeNodes, silo_file, silos, w
 from tests.transports.toy import Toy
 
 TRAINING = Training(lr=0.01, batch_size=64)
+pytestmark = pytest.mark.filterwarnings("ignore:each pixel is a column of the trees:ekiden.base.errors.DataWarning")
 KINDS: list[type[Method]] = [*(m for m in METHODS if not m.traits.pools_data and m is not GLM), Toy]
 """GLM refuses pixels, which follow from each other; see test_tasks_between_machines"""
 # One of each shape; `test_same_bits_on_every_transport` has all methods, in processes of one machine.

@@ -123,6 +123,12 @@ def reference(thing: Any) -> str | None:
     return f"{file.absolute()}:{name}" if file and alone else None
 
 
+def known_as(kind: type, group: Group) -> str | None:
+    """Return the name that gives a class: an entry point of `group`, or PATH.py:NAME; None if there is none."""
+    own = f"{kind.__module__}:{kind.__qualname__}"
+    return next((point.name for point in _points(group) if point.value == own), None) or reference(kind)
+
+
 def digests(names: Sequence[str]) -> dict[str, str]:
     """Return the digest of each file among `names`, by its path."""
     return {str(_path(name)): _digest(_path(name)) for name in names if is_file(name)}

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ekiden.base.checks import plain
 from ekiden.base.errors import UserError, tell, unknown
-from ekiden.base.outside import installed, is_file, load, reference
+from ekiden.base.outside import installed, is_file, known_as, load
 from ekiden.data.kinds import Images
 from ekiden.data.samples import Dataset
 from ekiden.engine.method import Method
@@ -127,10 +127,7 @@ def name_of(kind: type[Method]) -> str:
         return name_of(kind.lapped) + LAP
     if kind in METHODS:
         return kind.title()
-    for name, point in installed("ekiden.methods").items():
-        if point.value.replace(":", ".") == f"{kind.__module__}.{kind.__qualname__}":
-            return name
-    return reference(kind) or kind.title()
+    return known_as(kind, "ekiden.methods") or kind.title()
 
 
 def between_machines(kind: type[Method]) -> Method:

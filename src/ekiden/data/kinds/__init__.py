@@ -44,12 +44,7 @@ def named(name: str) -> type[Inputs]:
 
 def name_of(inputs: Inputs) -> str:
     """Return the name by which `named` finds the kind of these inputs."""
-    kind = type(inputs)
-    if inputs.kind in _KINDS:
-        return inputs.kind
-    if file := outside.reference(kind):
-        return file
-    return next((name for name, point in outside.installed(_GROUP).items() if point.load() is kind), inputs.kind)
+    return inputs.kind if inputs.kind in _KINDS else outside.known_as(type(inputs), _GROUP) or inputs.kind
 
 
 def to_json(inputs: Inputs) -> dict[str, Any]:
