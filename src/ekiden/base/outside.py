@@ -153,7 +153,7 @@ def source(thing: Any) -> Path | None:
     """Return the file that a class or function is written in, if there is one."""
     try:
         file = inspect.getsourcefile(thing)
-    except TypeError:
+    except (TypeError, OSError):  # built in, or typed at a prompt
         return None
     return Path(file) if file else None
 
