@@ -340,7 +340,7 @@ def test_the_command_line(commands: Commands) -> None:
     assert tensors(Path("again/model.safetensors")) == tensors(Path(run, "model.safetensors"))
     assert "exists already" in refused(f"forget {run} --client client-1")
     assert "unknown client 'client-1'" in refused(f"forget {run}-without-client-1 --client client-1")
-    assert "unknown client 'client-7'" in refused(f"join {run} --client client-7")
+    assert "have no client 'client-7'" in refused(f"join {run} --client client-7")
     assert "--client" in refused(f"forget {run}")
 
 

@@ -160,7 +160,7 @@ def test_a_damaged_ledger_costs_its_figures_only(runs: Path, tmp_path: Path) -> 
     report([folder], tmp_path / "out", details=1)
     text = (tmp_path / "out" / "index.html").read_text()
     assert "ledger.jsonl, line 1 cannot be read" in text
-    assert 'id="figure-forgetting-1"' in text
+    assert 'id="figure-clients-1"' in text
 
 
 def test_nothing_to_report(runs: Path, tmp_path: Path) -> None:
