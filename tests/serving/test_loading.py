@@ -133,7 +133,7 @@ def test_the_page_runs_as_it_is_written(tmp_path: Path, monkeypatch: pytest.Monk
     assert names["answers"] == [model.classes[i] for i in ours.argmax(1)]
     torch.testing.assert_close(names["outputs"], ours, rtol=1e-3, atol=1e-4)
     for plain in ("# Plain ONNX Runtime from here on.", "# Plain PyTorch from here on."):
-        block = code.split(plain)[1].split("export(")[0]
+        block = code.split(plain)[1].split("ekiden.export(")[0]
         assert "ekiden." not in block.replace('"ekiden"', "")
 
 
