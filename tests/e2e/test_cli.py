@@ -310,9 +310,10 @@ def test_changed_data_are_not_measured_in_silence(call: Call, refused: Call) -> 
     folder = "runs/fedseq-pets-seed0"
     call(*ON_PETS)
     call("evaluate", folder)
-    Image.new("RGB", (18, 18), (90, 90, 90)).save(Path("pets", "test", "town", "cat", "3.png"))
+    other = Image.linear_gradient("L").resize((18, 18)).convert("RGB")
+    other.save(Path("pets", "test", "town", "cat", "3.png"))
     error = refused("evaluate", folder)
-    assert error.startswith(f"the data of town differ from what {folder} was made with: put these data back, or name")
+    assert error.startswith(f"the data of town differ from what {folder} was made with: put these data back, or give")
     assert "48 test samples" in call("evaluate", folder, "--data", "pets")  # said, so it is meant
     assert "another run (the data of town differ)" in refused("resume", folder)
     call("report", folder, "-o", "report")
