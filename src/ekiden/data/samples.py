@@ -1,9 +1,11 @@
 """Labelled samples as tensors, where they came from, and which client holds which of them."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import log2
 from typing import Any, Protocol, TypeVar, overload
 
 import numpy as np
@@ -19,6 +21,9 @@ from ekiden.base.settings import Training
 from ekiden.data.augment import Augment
 from ekiden.data.kinds import Inputs, of_tensor
 from ekiden.data.tasks import Classification, Need, Task
+
+_ROWS = 1024  # that are read at a time
+_VARIED = 20_000
 
 
 @dataclass(frozen=True)
@@ -237,6 +242,28 @@ class Subset:
     def x(self) -> Tensor:
         """(k, ...) raw samples, gathered at each access."""
         return self.samples.x[self.rows]
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of all samples and labels with their types and shapes, kept since it takes a second for 1 GB."""
+        found = hashlib.sha256()
+        x, y = self.samples.x, self.samples.y
+        found.update(repr((len(self), x.dtype, tuple(x.shape[1:]), y.dtype, tuple(y.shape[1:]))).encode())
+        for rows in torch.split(self.rows, _ROWS):
+            for values in (x[rows], y[rows]):
+                found.update(values.contiguous().view(torch.uint8).numpy().data if values.numel() else b"")
+        return found.digest()
+
+    @cached_property
+    def variety(self) -> tuple[int, float]:
+        """Of a table (n, d): the number of different rows, and Σ log₂ of the number of values of each column.
+
+        At most 20,000 rows are looked at.
+        """
+        x = (self.samples.x[self.rows[:_VARIED]] + 0).numpy()  # -0 is 0
+        columns = np.sort(np.ascontiguousarray(x.T), axis=1)
+        values = 1 + (columns[:, 1:] != columns[:, :-1]).sum(1)
+        return len({row.tobytes() for row in x}), sum(map(log2, values.tolist()))
 
     def class_counts(self, classes: int) -> Tensor:
         """Return the number of samples of each class, (classes,)."""

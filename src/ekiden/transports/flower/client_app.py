@@ -39,6 +39,11 @@ def hold(file: SiloFile) -> None:
     global _held  # noqa: PLW0603
     _report()
     _held = (file, {name: file.holding(name).load() for name in file.named or ("",)})
+    for dataset, client in _held[1].values():  # what all requests need
+        for part in (client.train, client.val, client.test):
+            _ = part.digest
+        if dataset.train.x.ndim == 2:
+            _ = client.train.variety
 
 
 @app.query()  # type: ignore[untyped-decorator]
@@ -90,6 +95,7 @@ def serve(address: str, file: Path) -> None:
 
     threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(1)  # a pool of threads does not survive a fork; each task sets its own number
+    torch.cat([torch.empty(1, device="meta")])  # imports PyTorch's compiler (2 s), as networks without values do
     try:
         hold(read(file))
     except UserError as error:

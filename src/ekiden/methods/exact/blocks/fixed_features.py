@@ -447,7 +447,8 @@ class FixedFeatures(Method):
         """Return the samples of classes with `min_active` samples or more."""
         if not self.min_active or not isinstance(task, Classification):
             return part
-        return Subset(part.samples, part.rows[part.class_counts(classes)[part.y] >= self.min_active])
+        often = part.class_counts(classes)[part.y] >= self.min_active
+        return part if bool(often.all()) else Subset(part.samples, part.rows[often])
 
     def held(self, client: Client, features: WholeFeatures) -> tuple[Tensor, Tensor]:
         """Return features (n, D) and labels (n,) of a client's samples on the CPU, as far as they may leave."""

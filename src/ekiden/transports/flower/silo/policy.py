@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from math import isqrt, log2
+from math import isqrt
 from typing import Any, cast
 
 import torch
@@ -37,7 +37,6 @@ from ekiden.transports.flower.trust.sealing import Reader
 
 _EACH = 2  # samples for each feature
 _BITS = 16  # of a sum, about
-_ROWS = 20_000  # of a table that are looked at, with every greeting
 _ALONE = 0.99  # leverage of a row from which sums show it alone
 MEASURED = "measured.json"
 """file in the silo's folder: how many models were measured on the samples of each data set, over all runs"""
@@ -199,16 +198,10 @@ def most_features(method: FixedFeatures, part: Subset, task: Task, outputs: int)
     if not len(part) or not least:
         return 0
     most = len(part) // least * least // _EACH
-    return max(1, min(most, _of_rows(part.x[:_ROWS], least)) if part.x.ndim == 2 else most)
-
-
-def _of_rows(x: Tensor, least: int) -> int:
-    """Return how many features have products with about as many bits as different rows (n, d)."""
-    rows, bits = torch.zeros(len(x), dtype=torch.int64), 0.0
-    for column in x.T:
-        values, codes = column.unique(return_inverse=True)
-        rows, bits = (rows * len(values) + codes).unique(return_inverse=True)[1], bits + log2(len(values))
-    return isqrt(int((int(rows.max()) + 1) // least * least * bits * 2 / _BITS))
+    if part.samples.x.ndim == 2:
+        rows, bits = part.variety
+        most = min(most, isqrt(int(rows // least * least * bits * 2 / _BITS)))
+    return max(1, most)
 
 
 def plan_of(file: SiloFile, agreed: Agreement, setup: Setup, absent: Sequence[Absence] = ()) -> Outline | None:
