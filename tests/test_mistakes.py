@@ -112,7 +112,7 @@ COMMANDS: dict[str, str] = {
     "run fedseq --data p.csv --label-column y --drop-columns y": "column 'y' is in --label-column and in --drop-",
     "data --label-column y p.csv": "'p.csv' is read as a column: name the data first",
     "run fedseq --on flower": "say where the silos are: --federation FOLDER",
-    "trust": "name the Python files to trust",
+    "trust": "FILES is missing: see ekiden trust --help",
     "check fedsq": "unknown method 'fedsq': did you mean 'fedseq'?",
     "data --data p.csv": "DATA comes without a flag: leave out --data",
     "run trees --secure": "unknown flag --secure: it is of fedavg, fedprox",

@@ -97,7 +97,7 @@ def test_a_group_of_commands_says_which_there_are(capsys: pytest.CaptureFixture[
     [
         (["show"], "RUN is missing: see ekiden show --help"),
         (["forget", "runs/a"], "--client is missing: see ekiden forget --help"),
-        (["list", "--markdown=3"], "'3' belongs to no flag: see ekiden list --help"),
+        (["list", "--markdown=3"], "--markdown takes no value: see ekiden list --help"),
         (["export", "a", "--out"], "--out needs a value: see ekiden export --help"),
     ],
 )

@@ -375,12 +375,12 @@ def test_every_kind_of_name_is_checked(refused: Call) -> None:
     assert "unknown host 'fedporx': did you mean 'fedprox'?" in refused("run", "spfl", "--host", "fedporx")
     assert "did you mean 'ring'" in refused("topology", "rings")
     assert "7 clients do not form a torus" in refused("topology", "torus", "--clients", "7")
-    assert "name the run folders" in refused("compare")
+    assert "RUNS is missing" in refused("compare")
     Path("p.csv").touch()
     for command in ("compare", "show", "evaluate", "report"):
         assert "damaged" not in (line := refused(command, "p.csv"))
         assert "p.csv is not a run folder" in line or "p.csv is a file: give run folders" in line
-    assert "name the run folders" in refused("export", "-o", "out.csv")
+    assert "PATHS is missing" in refused("export", "-o", "out.csv")
     assert "name the public keys to register" in refused("silo", "register", "--link", "localhost:1")
     assert "cannot write" in refused("data", "digits", "--draw", "nowhere/who.png")
     assert "there is no device 'gpu'" in refused("run", "fedseq", "--device", "gpu")
@@ -551,7 +551,7 @@ def test_a_network_that_does_not_fit_the_images(refused: Call) -> None:
 
 
 def test_folders_that_are_no_runs(refused: Call, call: Call) -> None:
-    assert refused("resume") == "name the run folders to resume"
+    assert refused("resume") == "RUNS is missing: see ekiden resume --help"
     Path("kept.jsonl").touch()
     Path("empty").mkdir()
     Path("empty/sweep.json").write_text(json.dumps({"format": 1, "file": "table.toml", "budget": "paper"}))

@@ -126,13 +126,13 @@ def test_mistakes_with_keys_change_nothing(fed: Federation, tmp_path: Path) -> N
         (("add", a), "a is in the federation"),
         (("add", twin), "a has the key that is given for twin"),
         (("add", stranger, stranger), "two keys are of 'stranger'"),
-        (("add",), "name the public keys"),
+        (("add",), "PUBLIC_KEYS is missing"),
         (("add", tmp_path / "a" / "a.key"), "is not a public key"),
         (("add", tmp_path / "none.pub"), "there is no public key"),
         (("rotate", stranger), "stranger is not in the federation"),
         (("rotate", a), "a has the key that is given for a"),
         (("revoke", "x"), "unknown silo 'x'"),
-        (("revoke",), "name the silos"),
+        (("revoke",), "NAMES is missing"),
         (("revoke", *SILOS), "give the public keys"),
     ):
         with pytest.raises(UserError, match=why):

@@ -244,7 +244,7 @@ def test_mistakes_in_agreeing(tmp_path: Path, command: Callable[..., tuple[int, 
         ((a, b), "b-sums.json lacks the column 'age' of numbers, which"),
         ((a, tmp_path / "c.json"), "cannot read"),
         ((a, tmp_path / "a.csv"), "holds no sums of a table"),
-        ((), "name the files"),
+        ((), "SUMS is missing"),
     ):
         code, said = command("federation", "agree", *map(str, given), "--out", str(tmp_path / "x.json"))
         assert (code, len(said.splitlines()), line in said) == (2, 1, True), said

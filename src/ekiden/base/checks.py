@@ -16,6 +16,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from enum import Enum
 from functools import cache, wraps
 from inspect import signature
 from numbers import Integral, Real
@@ -59,6 +60,23 @@ Positive = Annotated[float, Range(above=0)]  # greater than 0
 NonNegative = Annotated[float, Range(least=0)]  # 0 or more
 Fraction = Annotated[float, Range(above=0, most=1)]  # above 0 and at most 1
 BelowOne = Annotated[float, Range(least=0, below=1)]  # at least 0 and below 1
+
+
+class Mark(Enum):
+    """What the command line does with a field, other than to make it a flag."""
+
+    POSITIONAL = "the value comes without a flag"
+    HIDDEN = "no flag: code sets it"
+
+
+Positional = Annotated[T, Mark.POSITIONAL]
+
+
+@dataclass(frozen=True)
+class Alias:
+    """A short name of a flag, such as -o."""
+
+    name: str
 
 
 class Checked:

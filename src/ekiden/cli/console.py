@@ -98,10 +98,8 @@ def _shared(room: int, least: Sequence[int], most: Sequence[int]) -> list[int]:
 console = TableConsole(width=None if sys.stdout.isatty() else 160, markup=False, emoji=False)
 
 
-def no_run(action: str, paths: Sequence[Path]) -> UserError:
+def no_run(paths: Sequence[Path]) -> UserError:
     """Return the error that no run was found."""
-    if not paths:
-        return UserError(f"name the run folders or sweep folders to {action}")
     return UserError(f"no run in {', '.join(map(str, paths))}: give other folders, or the file of --records")
 
 

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from rich.table import Table
-from tyro.conf import Positional
 
 from ekiden import data as datasets
 from ekiden.base import outside
-from ekiden.base.checks import Positive, made, reading
+from ekiden.base.checks import Positional, Positive, made, reading
 from ekiden.base.errors import UserError, counted, unknown
 from ekiden.cli.console import console, table_of
 from ekiden.data.kinds import Inputs

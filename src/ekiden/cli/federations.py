@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from tyro.conf import Positional
-
+from ekiden.base.checks import Positional
 from ekiden.base.errors import UserError
 from ekiden.base.files import write
 from ekiden.cli.console import console, print_json, say, table_of
@@ -54,7 +53,7 @@ class AddOptions:
 
     folder: Positional[Path]
     """folder that `ekiden federation init` made"""
-    public_keys: Positional[tuple[Path, ...]] = ()
+    public_keys: Positional[tuple[Path, ...]]
     """files NAME.key.pub that `ekiden silo init` made at the silos"""
 
 
@@ -74,7 +73,7 @@ class RevokeOptions:
 
     folder: Positional[Path]
     """folder that `ekiden federation init` made"""
-    names: Positional[tuple[str, ...]] = ()
+    names: Positional[tuple[str, ...]]
     """names of the silos"""
 
 
@@ -146,8 +145,6 @@ def _tell_roster(federation: Federation) -> None:
 
 def add(options: AddOptions) -> None:
     """`ekiden federation add FOLDER NAME.key.pub ...`."""
-    if not options.public_keys:
-        raise UserError("name the public keys of the silos: NAME.key.pub ...")
     public = federations.named_keys(options.public_keys)
     _changed(federations.add(federations.read(options.folder), public), tuple(public))
 
@@ -165,8 +162,6 @@ def rotate(options: RotateOptions) -> None:
 
 def revoke(options: RevokeOptions) -> None:
     """`ekiden federation revoke FOLDER NAME ...`."""
-    if not options.names:
-        raise UserError("name the silos to refuse")
     _changed(federations.revoke(federations.read(options.folder), options.names), ())
 
 
@@ -203,8 +198,6 @@ def start_federation(options: FederationStartOptions) -> None:
 
 def agree(options: AgreeOptions) -> None:
     """`ekiden federation agree SUMS...`."""
-    if not options.sums:
-        raise UserError("name the files that `ekiden silo sums` wrote")
     if options.sums[0].is_dir():
         return _agree_with(options)
     expected = federations.read(options.federation).silos if options.federation else ()

@@ -2,22 +2,20 @@
 
 import ast
 import inspect
+import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from argparse import SUPPRESS, Action, ArgumentError, ArgumentParser, BooleanOptionalAction
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin
 
-import tyro
-from tyro import _errors as mistakes  # not public, but the only place where tyro gives a mistake as data, not text
-from tyro.conf import HelptextFromCommentsOff, OmitArgPrefixes, Positional, Suppress
-from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
-
-from ekiden.base.checks import hints_of
+from ekiden.base.checks import Alias, Mark, hints_of
 from ekiden.base.errors import UserError, listed, nearest, unknown
 from ekiden.engine.method import Method
 
@@ -29,19 +27,58 @@ Boxes: TypeAlias = Sequence[tuple[str, str, Sequence[str]]]
 """A title, the line below it, and names of fields; the name of a dataclass stands for all its fields."""
 T = TypeVar("T")
 _HELP = {"-h", "--help"}
-_READING = ConstructorRegistry()
-_CONFIG = (OmitArgPrefixes, HelptextFromCommentsOff)  # our own help reads the comments, if it is asked for
 
 
 @dataclass(frozen=True)
 class Flag:
-    """The help for one field."""
+    """A field as a flag, or as a positional argument."""
 
+    kind: type
+    """the dataclass with the field"""
     field: str
-    names: tuple[str, ...]
-    """Empty if the value is positional."""
-    value: str
-    told: str
+    hint: Any
+    default: Any
+
+    @property
+    def marks(self) -> tuple[Any, ...]:
+        """What the annotation says about the flag."""
+        return getattr(self.hint, "__metadata__", ())
+
+    @property
+    def positional(self) -> bool:
+        """Whether the value comes without a flag."""
+        return Mark.POSITIONAL in self.marks
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Empty if the value is positional."""
+        if self.positional:
+            return ()
+        flag = f"--{self.field.replace('_', '-')}"
+        short = [mark.name for mark in self.marks if isinstance(mark, Alias)]
+        return (*short, flag, *([f"--no-{flag[2:]}"] if isinstance(self.default, bool) else []))
+
+    @property
+    def called(self) -> str:
+        """What messages call it."""
+        return self.field.upper() if self.positional else f"--{self.field.replace('_', '-')}"
+
+    @property
+    def several(self) -> bool:
+        """Whether it takes a list."""
+        return get_origin(_bare(self.hint)) is tuple
+
+    @property
+    def value(self) -> str:
+        """The word for its value in the help."""
+        return self.called + " ..." * self.several if self.positional else _word(self.hint)
+
+    @property
+    def told(self) -> str:
+        """The text about it, with its default."""
+        words = self.default if isinstance(self.default, tuple) else (self.default,)
+        default = f" (default: {' '.join(map(str, words))})" if self.default not in _NO_DEFAULTS else ""
+        return f"{_texts(self.kind).get(self.field, '')}{default}".strip()
 
     @property
     def lines(self) -> tuple[str, str]:
@@ -70,10 +107,10 @@ def page(prog: str, shown: object, about: str = "", boxes: Boxes = ()) -> str:
     values = [flag for flag in own.flags if not flag.names]
     usage = " ".join([f"usage: {prog}", "[flags]", *(flag.value for flag in values)])
     lines = [usage, "", *_folded(about or own.about, width)]
-    named = [Flag("help", ("-h", "--help"), "", "show this help message and exit")]
     rest = [flag for flag in own.flags if flag.names]
     lines += _block("arguments", "", values, width) if values else []
-    lines += _block("options", "", named if boxes else [*named, *rest], width)
+    lines += ["", "options", *_row("-h, --help", "show this help message and exit", width)]
+    lines += [line for flag in rest if not boxes for line in _row(*flag.lines, width)]
     if boxes:
         found = list(_arranged(found, rest, boxes))
     for box in sorted(found, key=lambda box: box.field != "method"):
@@ -101,46 +138,40 @@ def _arranged(found: Sequence[_Box], own: Sequence[Flag], boxes: Boxes) -> Itera
 def _boxes(shown: object, field: str = "") -> Iterator[_Box]:
     """Yield the fields of a dataclass as a box, then those of the dataclasses in it."""
     kind: Any = shown if isinstance(shown, type) else type(shown)
-    hints, texts = hints_of(kind), _texts(kind)
     box = _Box(kind.title() if issubclass(kind, Method) else field, inspect.getdoc(kind) or "", [], field)
     inner: list[_Box] = []
     for one in fields(kind):
-        default = getattr(shown, one.name, one.default if one.default_factory is MISSING else one.default_factory())
+        default, hint = _default(shown, one), hints_of(kind)[one.name]
         if is_dataclass(default):
             inner += _boxes(default, one.name)
-        elif not any(mark is Suppress for mark in getattr(hints[one.name], "__metadata__", ())):
-            box.flags.append(_flag(one.name, hints[one.name], default, texts.get(one.name, "")))
+        elif Mark.HIDDEN not in getattr(hint, "__metadata__", ()):
+            box.flags.append(Flag(kind, one.name, hint, default))
     yield box
     yield from inner
 
 
-def _flag(name: str, hint: Any, default: Any, text: str) -> Flag:
-    marks = hint.__metadata__ if get_origin(hint) is Annotated else ()
-    if any(mark is Positional for mark in marks):
-        several = _value(hint).removeprefix(_value(hint).partition(" ")[0])
-        return Flag(name, (), name.upper() + several, text)
-    flag = f"--{name.replace('_', '-')}"
-    short = [alias for mark in marks for alias in getattr(mark, "aliases", None) or ()]
-    names = (*short, flag, *([f"--no-{flag[2:]}"] if isinstance(default, bool) else []))
-    words = default if isinstance(default, tuple) else (default,)
-    told = f"{text} (default: {' '.join(map(str, words))})" if default not in _NO_DEFAULTS else text
-    return Flag(name, names, _value(hint), told.strip())
+def _default(shown: object, field: Field[Any]) -> Any:
+    """Return the value that a field has if its flag is not given, MISSING if there is none."""
+    default = field.default if field.default_factory is MISSING else field.default_factory()
+    return getattr(shown, field.name, default)
 
 
-def _value(hint: Any) -> str:
+def _bare(hint: Any) -> Any:
+    """Return an annotation without its marks, and without `| None`."""
+    if get_origin(hint) is Annotated:
+        return _bare(get_args(hint)[0])
+    return _bare(get_args(hint)[0]) if NoneType in get_args(hint) else hint
+
+
+def _word(hint: Any) -> str:
     """Return the word for a flag's value."""
-    origin, args = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return _value(args[0])
-    if origin is Literal:
-        return f"{{{','.join(map(str, args))}}}"
-    if origin is tuple:
-        return f"{_value(args[0])} ..."
-    if NoneType in args:
-        return _value(args[0])
-    return _WORDS.get(hint, "")
+    bare = _bare(hint)
+    if get_origin(bare) is Literal:
+        return f"{{{','.join(map(str, get_args(bare)))}}}"
+    return f"{_word(get_args(bare)[0])} ..." if get_origin(bare) is tuple else _WORDS.get(bare, "")
 
 
+@cache
 def _texts(kind: type) -> dict[str, str]:
     """Return the texts below the fields of a dataclass, by the fields' names."""
     found: dict[str, str] = {}
@@ -184,10 +215,6 @@ def _row(flag: str, told: str, width: int) -> list[str]:
     return [*heads, *(f"{'':{_LEFT}}{line}".rstrip() for line in told_lines)]
 
 
-class _HelpWanted(Exception):
-    """`--help` is among the arguments."""
-
-
 def parse(
     kind: type[T], args: Sequence[str], prog: str, default: T | None = None, about: str = "", boxes: Boxes = ()
 ) -> T:
@@ -196,57 +223,113 @@ def parse(
     Flags that are not given have the values of `default`. The help has `about`, or the docstring of `kind`, and
     `boxes`; if it was asked for, it is printed, and SystemExit raised.
     """
-    shown = kind if default is None else default
-    extra: dict[str, Any] = {} if default is None else {"default": default}
-    try:
-        with mistakes.on_parse_error(lambda event: _refuse(event, args, prog, shown)):
-            parsed: T = tyro.cli(
-                kind, args=list(args), prog=prog, config=_CONFIG, registry=_READING, add_help=False, **extra
-            )
-    except _HelpWanted:
+    shown: Any = kind if default is None else default
+    if _HELP & set(args):
         sys.stdout.write(page(prog, shown, about, boxes))
-        raise SystemExit(0) from None
-    return parsed
+        raise SystemExit(0)
+    found = flags(shown)
+    given, left = _read(found, args, prog)
+    if left := [arg for arg in args if re.match(r"-[A-Za-z]{2}", arg)] or left:  # -out is not -o ut
+        raise _unread(next((arg for arg in left if arg.startswith("-")), left[0]), found, prog)
+    if lacking := [flag.called for flag in found if flag.default is MISSING and flag.field not in given]:
+        raise UserError(f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} missing: see {prog} --help")
+    made: T = _built(shown, given)
+    return made
 
 
 def parse_some(kind: type[T], args: Sequence[str], prog: str) -> T:
     """Read only the flags of a dataclass, and leave other flags alone."""
-    args = [arg for arg in args if arg not in _HELP]
-    with mistakes.on_parse_error(lambda event: _refuse(event, args, prog, kind)):
-        parsed: T = tyro.cli(
-            kind, args=args, config=_CONFIG, registry=_READING, add_help=False, return_unknown_args=True
-        )[0]
-    return parsed
+    made: T = _built(kind, _read(flags(kind), args, prog)[0])
+    return made
 
 
-def _refuse(event: mistakes.ParseErrorEvent, args: Sequence[str], prog: str, shown: object) -> None:
-    """Raise an error for what tyro could not read."""
-    if _HELP & set(args):  # unknown to tyro, because we write the help
-        raise _HelpWanted
-    more = f"see {prog} --help"
-    match event:
-        case mistakes.UnrecognizedArgs(tokens=[first, *_]):
-            given = first.partition("=")[0]
-            if not given.startswith("-"):
-                raise UserError(f"{given!r} belongs to no flag: {more}")
-            for flag in flags(shown):
-                if not flag.names and given.removeprefix("--").rstrip("s") == flag.field.rstrip("s"):
-                    raise UserError(f"{flag.value} comes without a flag: leave out {given}")
-            if prog.startswith("ekiden run ") and (having := _methods_with(given)):
-                raise UserError(f"unknown flag {given}: it is of {listed(having)}. All flags: {prog} --help")
-            near = nearest(given, [name for flag in flags(shown) for name in flag.names], n=3, cutoff=0.7)
-            hint = f"did you mean {' or '.join(near)}? All flags: {prog} --help" if near else more
-            raise UserError(f"unknown flag {given}: {hint}")
-        case mistakes.MissingArgs(missing_arguments=missing):
-            names = " and ".join(_name(arg.arg) for arg in missing)
-            raise UserError(f"{names} {'is' if len(missing) == 1 else 'are'} missing: {more}")
-        case mistakes.InvalidChoice(argument=argument, value=value, choices=choices):
-            raise unknown(_name(argument), value, choices)
-        case mistakes.BadValue(argument=argument):
-            raise UserError(f"{_name(argument)} needs a value: {more}")
-        case mistakes.InstantiationFailure(argument=argument, message=message):
-            raise UserError(f"{_name(argument) if argument else 'these flags'} {message}")
-    raise UserError(f"cannot read these arguments: {more}")
+def _read(found: Sequence[Flag], args: Sequence[str], prog: str) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of the flags that are given, by their fields, and the arguments that belong to none."""
+    parser = ArgumentParser(usage="", add_help=False, allow_abbrev=False, exit_on_error=False)
+    actions: dict[str, Flag] = {}
+    for flag in found:
+        several: Any = "*" if flag.several else None
+        if flag.positional:
+            action: Action = parser.add_argument(flag.field, nargs=several or "?", default=SUPPRESS)
+        elif isinstance(flag.default, bool):
+            action = parser.add_argument(*flag.names[:-1], action=BooleanOptionalAction, default=SUPPRESS)
+        else:
+            action = parser.add_argument(*flag.names, nargs=several, default=SUPPRESS)
+        actions["/".join(action.option_strings) or action.dest] = flag
+    try:
+        values, left = parser.parse_known_intermixed_args([_spelled(arg) for arg in args])
+    except ArgumentError as error:
+        flag = actions[str(error.argument_name)]
+        what = "takes no value" if isinstance(flag.default, bool) else "needs a value"
+        raise UserError(f"{flag.called} {what}: see {prog} --help") from None
+    texts = vars(values)
+    return {flag.field: _value(flag, texts[flag.field]) for flag in found if flag.field in texts}, left
+
+
+def _spelled(arg: str) -> str:
+    """Return an argument as argparse needs it: --batch_size with hyphens, and -1e-3 with a blank, or it is a flag."""
+    name, equals, value = arg.partition("=")
+    if name.startswith("--"):
+        return f"{name.replace('_', '-')}{equals}{value}"
+    return f" {arg}" if re.fullmatch(r"-[\d.]+e[-+]?\d+", arg) else arg
+
+
+def _built(shown: Any, given: Mapping[str, Any]) -> Any:
+    """Return the dataclass with the values that are given, and its defaults."""
+    kind: Any = shown if isinstance(shown, type) else type(shown)
+    values = {}
+    for one in fields(kind):
+        default = _default(shown, one)
+        values[one.name] = _built(default, given) if is_dataclass(default) else given.get(one.name, default)
+    return kind(**values)
+
+
+def _value(flag: Flag, text: Any) -> Any:
+    """Return what the text of a flag means, or texts; a flag without values is read already."""
+    if isinstance(text, bool):
+        return text
+    if not flag.several:
+        return _one(flag, flag.hint, text)
+    if not text and not flag.positional:  # of a positional one the default may be that there is none
+        raise UserError(f"{flag.called} needs a value")
+    try:
+        return tuple(_one(flag, get_args(_bare(flag.hint))[0], one) for one in text)
+    except UserError as error:
+        apart = [part for part in " ".join(text).replace(",", " ").split() if part]
+        if len(apart) == len(text):
+            raise
+        raise UserError(f"{error}; separate values by blanks: {' '.join(apart)}") from None
+
+
+def _one(flag: Flag, hint: Any, text: str) -> Any:
+    """Return what one value means."""
+    bare, text = _bare(hint), text.removeprefix(" ") if text.startswith(" -") else text
+    if text == "None" and NoneType in get_args(hint):
+        return None
+    if get_origin(bare) is Literal and text not in get_args(bare):
+        raise unknown(flag.called, text, get_args(bare))
+    if bare not in (int, float):
+        return Path(text) if bare is Path else text
+    try:
+        return bare(text)
+    except ValueError:
+        wanted = "a whole number" if bare is int else "a number"
+        raise UserError(f"{flag.called} {text!r} is of the wrong type: it must be {wanted}") from None
+
+
+def _unread(arg: str, found: Sequence[Flag], prog: str) -> UserError:
+    """Return the error for an argument that belongs to no flag."""
+    given, more = arg.partition("=")[0], f"see {prog} --help"
+    if not given.startswith("-"):
+        return UserError(f"{given!r} belongs to no flag: {more}")
+    for flag in found:
+        if flag.positional and given.removeprefix("--").rstrip("s") == flag.field.rstrip("s"):
+            return UserError(f"{flag.value} comes without a flag: leave out {given}")
+    if prog.startswith("ekiden run ") and (having := _methods_with(given)):
+        return UserError(f"unknown flag {given}: it is of {listed(having)}. All flags: {prog} --help")
+    near = nearest(given, [name for flag in found for name in flag.names], n=3, cutoff=0.7)
+    hint = f"did you mean {' or '.join(near)}? All flags: {prog} --help" if near else more
+    return UserError(f"unknown flag {given}: {hint}")
 
 
 def _methods_with(flag: str) -> list[str]:
@@ -255,71 +338,3 @@ def _methods_with(flag: str) -> list[str]:
 
     field = flag.removeprefix("--").replace("-", "_")
     return [method.title() for method in METHODS if field in {f.name for f in fields(method)}]
-
-
-def _name(argument: Any) -> str:
-    """Return the name of a tyro argument for messages."""
-    name: str = argument.lowered.name_or_flags[-1]
-    return name.rpartition(".")[2].upper() if argument.is_positional() else name
-
-
-@_READING.primitive_rule
-def _number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """Refuse what is not a number, with our own message."""
-    kind: Any = info.type
-    if kind not in (int, float):
-        return None
-
-    def read(texts: list[str]) -> Any:
-        try:
-            return kind(texts[0])
-        except ValueError:
-            wanted = "a whole number" if kind is int else "a number"
-            raise ValueError(f"{texts[0]!r} is of the wrong type: it must be {wanted}") from None
-
-    return _spec(1, read)
-
-
-@_READING.primitive_rule
-def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """Keep the message of an optional value; for unions tyro would print its own."""
-    kinds = get_args(info.type)
-    if len(kinds) != 2 or kinds[1] is not NoneType:
-        return None
-    one = _of(kinds[0], info)
-    return _spec(1, lambda texts: None if texts == ["None"] else one.instance_from_str(texts))
-
-
-@_READING.primitive_rule
-def _list(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """Require at least one value for a flag that takes a list."""
-    if get_origin(info.type) is not tuple or get_args(info.type)[1:] != (...,):
-        return None
-    one = _of(get_args(info.type)[0], info)
-
-    def read(texts: list[str]) -> tuple[Any, ...]:
-        if not texts and Positional not in info.markers:  # commands check positional arguments themselves
-            raise ValueError("needs a value")
-        return tuple(map(element, texts))
-
-    def element(text: str) -> Any:
-        try:
-            return one.instance_from_str([text])
-        except ValueError as error:
-            apart = [part for part in text.split(",") if part]
-            if len(apart) < 2:
-                raise
-            raise ValueError(f"{error}; separate values by blanks: {' '.join(apart)}") from None
-
-    return _spec("*", read)
-
-
-def _of(kind: Any, info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any]:
-    found = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kind, info.markers))
-    assert isinstance(found, PrimitiveConstructorSpec)
-    return found
-
-
-def _spec(nargs: Any, read: Any) -> PrimitiveConstructorSpec[Any]:
-    """Say how a value is read. tyro's help is not shown, so the rest does not matter."""
-    return PrimitiveConstructorSpec(nargs, "VALUE", read, lambda _: True, lambda value: [str(value)])

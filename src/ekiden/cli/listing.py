@@ -6,11 +6,10 @@ from typing import Annotated
 
 from rich.table import Table
 from torch import nn
-from tyro.conf import Positional
 
 from ekiden import data as datasets
 from ekiden import models
-from ekiden.base.checks import Checked, Range
+from ekiden.base.checks import Checked, Positional, Range
 from ekiden.base.errors import counted
 from ekiden.cli.console import console, first_line, print_json
 from ekiden.commands import available, topology

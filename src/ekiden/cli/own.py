@@ -6,9 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from tyro.conf import Positional
-
 from ekiden.base import outside
+from ekiden.base.checks import Positional
 from ekiden.base.errors import UserError
 from ekiden.base.files import disk_error
 from ekiden.cli.console import say
@@ -40,8 +39,6 @@ def new(options: NewOptions) -> None:
 
 def trust(options: TrustOptions) -> None:
     """`ekiden trust FILE...`."""
-    if not options.files:
-        raise UserError("name the Python files to trust")
     for file in options.files:
         outside.trust(f"{file}:")
         say(f"runs that name {file} may execute it, as it is now")

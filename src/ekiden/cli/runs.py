@@ -7,14 +7,11 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated, Any, Generic, TypeVar
-
-import tyro
-from tyro.conf import Positional
+from typing import Annotated, Any
 
 from ekiden import data as datasets
 from ekiden.base import outside
-from ekiden.base.checks import Checked, Count, CountOrZero, Positive
+from ekiden.base.checks import Alias, Checked, Count, CountOrZero, Positional, Positive
 from ekiden.base.errors import UserError, counted
 from ekiden.base.files import disk_error, is_held
 from ekiden.cli.console import console, no_run, only_json, print_json, say, telling
@@ -23,7 +20,6 @@ from ekiden.commands import follow
 from ekiden.data import Reading, study
 from ekiden.data.holdings import located_silo
 from ekiden.engine.folder import read_config
-from ekiden.engine.method import Method
 from ekiden.methods import METHODS, SORTS, method_named
 from ekiden.recipe import Recipe
 from ekiden.results import tracking
@@ -34,14 +30,12 @@ from ekiden.runs.plan import Plan, TaskName, read, stored, written
 from ekiden.serving import reruns
 from ekiden.tables.sweep import refuse_records, summaries
 
-M = TypeVar("M", bound=Method)
-
 
 @dataclass(frozen=True)
-class RunOptions(Generic[M]):
+class RunOptions:
     """Train one model over many data silos; ends with accuracy, bytes moved, time, and the run folders."""
 
-    plan: Plan[M]
+    plan: Plan[Any]
     seeds: tuple[int, ...] = ()
     """several seeds: one run each, side by side on the cores; overrides --seed"""
     out: Path = Path("runs")
@@ -91,12 +85,11 @@ _BOXES: Boxes = (
 )
 
 
-def run_options(default: Plan[Any], args: Sequence[str]) -> RunOptions[Any]:
+def run_options(default: Plan[Any], args: Sequence[str]) -> RunOptions:
     """Read the flags of `ekiden run METHOD`; flags that are not given have the values of `default`."""
     kind = type(default.recipe.method)
-    own: type[RunOptions[Any]] = RunOptions[kind]  # type: ignore[valid-type]
     about = f"Train by {kind.title()}. Its own flags come first."
-    return parse(own, args, f"ekiden run {kind.title()}", RunOptions(default), about, _BOXES)
+    return parse(RunOptions, args, f"ekiden run {kind.title()}", RunOptions(default), about, _BOXES)
 
 
 @dataclass(frozen=True)
@@ -132,7 +125,7 @@ class LogOptions:
 
     run: Positional[Path]
     """run folder"""
-    follow: Annotated[bool, tyro.conf.arg(aliases=["-f"])] = False
+    follow: Annotated[bool, Alias("-f")] = False
     """wait for steps to come, until the run ends or stops"""
     json: bool = False
     """print each row of metrics.jsonl as it is; see docs/json.md"""
@@ -248,8 +241,6 @@ def resume(options: ResumeOptions) -> None:
     """`ekiden resume RUN...`."""
     from ekiden.cli import silos as cli_silos  # noqa: PLC0415  (most commands do not need it)
 
-    if not options.runs:
-        raise UserError("name the run folders to resume")
     launch.transport_of(options.on)
     here = [folder for folder in options.runs if not cli_silos.resume(folder, options.track)]
     if here:
@@ -291,7 +282,7 @@ def compare(options: CompareOptions) -> None:
     devices = devices_of(options.devices) if options.devices else None
     runs = summaries(options.runs)
     if not runs:
-        raise no_run("compare", options.runs)
+        raise no_run(options.runs)
     if options.json:
         return print_json(summary.compared(runs, devices))
     console.print(summary.comparison(runs, devices))

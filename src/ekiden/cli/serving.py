@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
 from torch import nn
-from tyro.conf import Positional
 
 from ekiden.base import outside
-from ekiden.base.checks import CountOrZero, Positive
+from ekiden.base.checks import Alias, CountOrZero, Positional, Positive
 from ekiden.base.errors import UserError, counted, unknown
 from ekiden.base.files import write
 from ekiden.cli.console import console, no_run, print_json, say, table_of
@@ -27,7 +25,7 @@ from ekiden.serving.predictions import column_in
 from ekiden.tables.sweep import expand
 
 _METRICS = ("parquet", "csv")
-_Out = Annotated[str, tyro.conf.arg(aliases=["-o"])]
+_Out = Annotated[str, Alias("-o")]
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class PredictOptions:
 
     run: Positional[Path]
     """run folder"""
-    files: Positional[tuple[Path, ...]]
+    files: Positional[tuple[Path, ...]] = ()
     """what the model takes: images of any size and folders of them, DICOM and NIfTI files, Parquet or CSV files, texts,
     arrays (.npy, .npz, .safetensors)"""
     out: _Out = predictions.STDOUT
@@ -71,7 +69,7 @@ class ExportOptions:
     """the model: onnx (needs the extra ekiden[onnx]), pt2 (a program of torch.export; PyTorch has deprecated
     TorchScript), hf (a folder: config.json, model.safetensors, model.pt2, README.md); the metrics: parquet, csv; by
     default what the name of the output says"""
-    out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
+    out: Annotated[Path | None, Alias("-o")] = None
     """file or folder to write"""
     client: str = ""
     """the personal model of this client instead of the global one"""
@@ -201,7 +199,7 @@ def _export_metrics(options: ExportOptions, out: Path, to: str) -> None:
     if out.suffix != f".{to}":
         raise UserError(f"{out} must end in .{to}")
     if not (folders := expand(options.paths)):
-        raise no_run("export", options.paths)
+        raise no_run(options.paths)
     runs = [summarise(folder) for folder in folders]
     say(f"{counted(write_table(runs, out), 'row')} of {counted(len(runs), 'run')} written to {out}")
 

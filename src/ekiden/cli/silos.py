@@ -10,11 +10,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
-from tyro.conf import Positional
-
-from ekiden.base.checks import Positive
+from ekiden.base.checks import Positional, Positive
 from ekiden.base.errors import UserError, counted
 from ekiden.base.files import write
 from ekiden.cli.console import console, first_line, print_json, say, table_of
@@ -39,15 +37,14 @@ from ekiden.transports.flower.trust import keys
 from ekiden.transports.flower.trust.agreement import check_name, read_roster
 from ekiden.transports.flower.trust.masking import release_text
 
-M = TypeVar("M", bound=Method)
 Place: TypeAlias = Literal["here", "flower"]
 
 
 @dataclass(frozen=True)
-class RemoteOptions(Generic[M]):
+class RemoteOptions:
     """Train one model over real silos, through a Flower SuperLink."""
 
-    plan: RemotePlan[M]
+    plan: RemotePlan[Any]
     federation: Path | None = None
     """folder that `ekiden federation init` made: says --link, --certificate, --keys, and --clients if you do not"""
     link: str = ""
@@ -346,7 +343,7 @@ def run(kind: type[Method], args: Sequence[str]) -> None:
     """`ekiden run METHOD --on flower [flags]`."""
     default: RemotePlan[Any] = RemotePlan(Recipe(between_machines(kind), evaluate_every=0))
     options = parse(
-        RemoteOptions[kind],  # type: ignore[valid-type]
+        RemoteOptions,
         args,
         f"ekiden run {kind.title()} --on flower",
         RemoteOptions(default),

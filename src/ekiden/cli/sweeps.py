@@ -5,12 +5,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import tyro
 from rich.table import Table
 from rich.text import Text
-from tyro.conf import Positional
 
-from ekiden.base.checks import Checked, Count, CountOrZero
+from ekiden.base.checks import Alias, Checked, Count, CountOrZero, Positional
 from ekiden.base.errors import UserError, counted, unknown
 from ekiden.base.files import write
 from ekiden.base.outside import require_extra
@@ -186,8 +184,6 @@ class ResultsOptions:
 
 def list_results(options: ResultsOptions) -> None:
     """`ekiden results SWEEP...`."""
-    if not options.sweeps:
-        raise UserError("name the sweep folders, or the files that `ekiden sweep --records` made")
     sweeps = [sweep.opened(folder) for folder in options.sweeps]
     if options.json:
         cells = {str(one.folder): verdicts.as_rows(verdicts.collect(one)) for one in sweeps}
@@ -209,7 +205,7 @@ class ReportOptions(Checked):
 
     runs: Positional[tuple[Path, ...]]
     """run folders, sweep folders, or folders that hold them"""
-    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report")
+    out: Annotated[Path, Alias("-o")] = Path("report")
     """folder that gets index.html, figures/ and data/"""
     details: CountOrZero = 8
     """how many methods get figures of their own (groups, forgetting, ledger, ...); 0: none, no data are read"""

@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tyro.conf import Positional
-
 from ekiden.base import outside
+from ekiden.base.checks import Positional
 from ekiden.base.errors import UserError
 from ekiden.cli.console import print_json, say
 from ekiden.conformance import rules

@@ -6,10 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
-import tyro
-
 from ekiden.base import outside
-from ekiden.base.checks import Checked, Positive, made, plain, reading, require
+from ekiden.base.checks import Checked, Mark, Positive, made, plain, reading, require
 from ekiden.base.errors import UserError, unknown
 from ekiden.data.spelling import Spelling
 from ekiden.engine.folder import read_config
@@ -43,7 +41,7 @@ class RemotePlan(Checked, Generic[M]):
     spelling: Spelling = ""
     """names of classes that silos write in several ways (Yes, yes, 1): merge takes them as one, the commonest spelling;
     keep as different. By default they are refused"""
-    revises: Annotated[str, tyro.conf.Suppress] = ""
+    revises: Annotated[str, Mark.HIDDEN] = ""
     """the run that this one replaces, as `ekiden forget` and `ekiden join` write it"""
 
     def __post_init__(self) -> None:
