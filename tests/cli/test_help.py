@@ -2,13 +2,16 @@
 
 import re
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
 from ekiden import Hardware, Training, UserError
 from ekiden.cli import silos
 from ekiden.cli.app import COMMANDS, call
+from ekiden.cli.flags import parse
 from ekiden.cli.runs import RunOptions, overview, run_options
+from ekiden.cli.serving import ExportOptions
 from ekiden.data import Reading
 from ekiden.engine.method import Method
 from ekiden.methods import METHODS, SORTS, FedELMY, FedSeq, MAEcho, method_named
@@ -99,9 +102,17 @@ def test_a_group_of_commands_says_which_there_are(capsys: pytest.CaptureFixture[
         (["forget", "runs/a"], "--client is missing: see ekiden forget --help"),
         (["list", "--markdown=3"], "--markdown takes no value: see ekiden list --help"),
         (["export", "a", "--out"], "--out needs a value: see ekiden export --help"),
+        (["export", "a", "-out", "x"], "unknown flag -out: did you mean --out"),
     ],
 )
 def test_what_is_missing_is_named(args: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
         call(args)
     assert str(error.value).count("see ekiden") <= 1
+
+
+def test_flags_may_have_underscores_short_names_and_negative_numbers() -> None:
+    read = run_options(Plan(Recipe(method_named("pfnm")())), ["--bias", "-1e-3", "--batch_size", "7", "--size=None"])
+    assert (read.plan.recipe.method.bias, read.plan.recipe.training.batch_size, read.plan.size) == (-1e-3, 7, None)
+    assert parse(ExportOptions, ["a", "-o", "x.csv", "b"], "ekiden export").out == Path("x.csv")
+    assert parse(ExportOptions, ["a", "--", "b"], "ekiden export").paths == (Path("a"), Path("b"))
