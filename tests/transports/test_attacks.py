@@ -45,7 +45,7 @@ from ekiden.transports.flower.silo.shelf import Shelf
 from ekiden.transports.flower.silo.silo_file import read
 from ekiden.transports.flower.trust import agreement as agreements
 from ekiden.transports.flower.trust import custody, sealing
-from ekiden.transports.flower.trust.agreement import Agreement, no_samples
+from ekiden.transports.flower.trust.agreement import AGREEMENT, Agreement, no_samples
 from ekiden.transports.flower.trust.parcel import Answer, Ask, Hello, ParcelPart, arguments_key, pack, unpack
 from ekiden.transports.flower.trust.report import Reported, SiloReport, total_of
 from ekiden.transports.flower.trust.sealing import Party, Reader
@@ -796,8 +796,8 @@ def test_two_runs_do_not_show_the_sums_of_who_left(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the difference would be the part of client-1, who did not agree"):
         session.run(without, nodes, tmp_path / "no", left, lambda line: None, poll=0)
     release = tmp_path / "release.txt"
-    said = ["silo", "release", str(tmp_path / "client-1.toml"), "--silos", "client-0,client-2", "--out", str(release)]
-    call(said)
+    terms = str(tmp_path / "run" / AGREEMENT)
+    call(["silo", "release", str(tmp_path / "client-1.toml"), terms, "--out", str(release)])
     without = remote_plan.without(tmp_path / "run", "client-1", release)
     session.run(without, nodes, tmp_path / "less", left, lambda line: None, poll=0)
     for folder in (tmp_path / "run", tmp_path / "less"):

@@ -199,9 +199,21 @@ DEFENCES = {
     ),
     "lists stay when runs are removed": (
         f"{FLOWER}/trust/masking.py",
-        "kept = self.folder.parent.parent / _LISTS",
+        "kept = self.folder.parent.parent / LISTS",
         "kept = self.folder",
         "tests/transports/test_masking.py::test_two_lists_that_differ_by_one_silo_need_its_agreement",
+    ),
+    "a release is for one run": (
+        f"{FLOWER}/trust/masking.py",
+        "    if used != terms.run:\n",
+        "    if used == '':\n",
+        "tests/transports/test_masking.py::test_an_agreement_to_leave_one_run_is_for_no_other",
+    ),
+    "a release names settings": (
+        f"{FLOWER}/trust/masking.py",
+        "about = [name, mark, run, recipe.to_json(), data, sorted(silos)]",
+        "about = [name, mark, run, data, sorted(silos)]",
+        "tests/transports/test_masking.py::test_an_agreement_to_leave_one_run_is_for_no_other",
     ),
     "noise is shared only where a silo allows it": (
         f"{FLOWER}/silo/budget.py",

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from ekiden.transports.flower.coordinator.courier import Lost
 from ekiden.transports.flower.coordinator.transport import Remote
 from ekiden.transports.flower.coordinator.verify import verify
 from ekiden.transports.flower.trust import sealing
+from ekiden.transports.flower.trust.agreement import AGREEMENT
 from ekiden.transports.flower.trust.masking import PartMasks
 from ekiden.transports.flower.trust.parcel import Answer, Ask, unpack
 from ekiden.transports.flower.trust.sealing import Party, Reader
@@ -540,7 +542,7 @@ def test_a_run_without_a_silo_or_with_it_again_needs_its_agreement(tmp_path: Pat
     files, public = with_keys(tmp_path, names)
     (tmp_path / "four.py").write_text((tmp_path / "own.py").read_text().replace(", 3, seed=0", ", 4, seed=0"))
     files[3] = replace(files[3], data=replace(files[3].data, python="four.py:mine"))
-    run, out = tmp_path / "run", tmp_path / "client-2-release.txt"
+    run = tmp_path / "run"
     far(METHODS["chain"], FakeNodes(files[:3]), run, {name: public[name] for name in NAMES})
 
     def without(folder: str, release: Path | None = None) -> Result:
@@ -550,16 +552,16 @@ def test_a_run_without_a_silo_or_with_it_again_needs_its_agreement(tmp_path: Pat
     refused = "client-0 gave its part to a sum of client-0,client-1,client-2: with a sum of client-0,client-1, the diff"
     with pytest.raises(UserError, match=refused):
         without("refused")
-    for signer, silos in (
-        ("client-2", "client-0"),
-        ("client-1", "client-0,client-2"),
-        ("client-3", ",".join(NAMES[:2])),
-    ):
-        call(["silo", "release", str(tmp_path / f"{signer}.toml"), "--silos", silos, "--out", str(out)])
-        with pytest.raises(UserError, match=refused):  # of other silos, or by another silo
-            without(f"refused-{signer}", out)
-    call(["silo", "release", str(tmp_path / "client-2.toml"), "--silos", "client-1,client-0"])
-    assert without("two", out).weights is not None
+
+    def sign(signer: str, folder: str) -> Path:
+        call(["silo", "release", str(tmp_path / f"{signer}.toml"), str(tmp_path / folder / AGREEMENT)])
+        return tmp_path / f"{signer}-release.txt"
+
+    for signer in "client-1", "client-3":
+        with pytest.raises(UserError, match=refused):  # another silo leaves, or joins
+            without(f"refused-{signer}", sign(signer, "run"))
+    left = sign("client-2", "run")
+    assert without("two", left).weights is not None
 
     def again(folder: str, client: int, release: Path | None = None) -> Result:
         plan = remote_plan.with_one_more(tmp_path / "two", f"client-{client}", release)
@@ -567,19 +569,58 @@ def test_a_run_without_a_silo_or_with_it_again_needs_its_agreement(tmp_path: Pat
         nodes = FakeNodes([*files[:2], files[client]])
         return session.run(plan, nodes, tmp_path / folder, three, lambda line: None, poll=0)
 
-    for file in None, out:  # of client-3, which was never there, and then with what another silo signed
+    for file in None, left:  # of client-3, which was never there, and then with what another silo signed
         with pytest.raises(
             UserError, match="with a sum of client-0,client-1,client-3, the difference would be the part"
         ):
-            again(f"with-{file}".replace("/", "_"), 3, file and tmp_path / "client-2-release.txt")
-    assert again("three", 2, out).weights is not None
+            again(f"with-{file is left}", 3, file)
+    with pytest.raises(UserError, match="the difference would be the part of client-2"):
+        again("three", 2, left)  # it agreed to a run without it
+    assert again("three again", 2, sign("client-2", "two")).weights is not None
+
+
+def test_an_agreement_to_leave_one_run_is_for_no_other(tmp_path: Path) -> None:
+    """A coordinator keeps the file of client-2 and uses it again: for the same run, other settings, or a later run."""
+    files, public = with_keys(tmp_path, NAMES)
+    two = {name: public[name] for name in NAMES[:2]}
+
+    def without(folder: str, release: Path, **changed: Any) -> Result:
+        plan = remote_plan.without(tmp_path / folder, "client-2", release)
+        plan = replace(plan, recipe=replace(plan.recipe, **changed))
+        return session.run(plan, FakeNodes(files[:2]), tmp_path / token_hex(4), two, lambda line: None, poll=0)
+
+    for folder, seed in ("run", 3), ("later", 4):
+        far(METHODS["chain"], FakeNodes(files), tmp_path / folder, public, seed=seed)
+    call(["silo", "release", str(tmp_path / "client-2.toml"), str(tmp_path / "run" / AGREEMENT)])
+    signed = tmp_path / "client-2-release.txt"
+    refused = "the difference would be the part of client-2, who did not agree"
+    with pytest.raises(UserError, match=refused):  # the run with seed 4 minus this one
+        without("run", signed, seed=4)
+    with pytest.raises(UserError, match=refused):
+        without("later", signed)
+    assert without("run", signed).weights is not None
+    with pytest.raises(UserError, match=r"client-2 agreed to one run, which is .*: let it sign again"):
+        without("run", signed)  # its samples may be others by now
+    text = signed.read_text()
+    signed.write_text("0" * 32 + text[32:])
+    with pytest.raises(UserError, match=refused):
+        without("run", signed)
 
 
 def test_what_a_silo_cannot_release(tmp_path: Path) -> None:
-    with_keys(tmp_path, NAMES)
-    for silos in ("client-0,client-1", "", "client-1,", "client-1,client-1"):
-        with pytest.raises(UserError, match="must name the other silos, each once and without client-0"):
-            call(["silo", "release", str(tmp_path / "client-0.toml"), "--silos", silos])
+    files, public = with_keys(tmp_path, NAMES)
+    terms, other = tmp_path / "run" / AGREEMENT, tmp_path / "other.json"
+    far(METHODS["chain"], FakeNodes(files), tmp_path / "run", public)
+    other.write_text(terms.read_text().replace('"seed":3', '"seed":4'))
+    for file, message in (
+        (other, "has other terms at client-0"),
+        (tmp_path / "none.json", "is not the agreement.json of a run's folder"),
+        (tmp_path / "client-0.toml", "the terms of the run cannot be read"),
+    ):
+        with pytest.raises(UserError, match=message) as error:
+            call(["silo", "release", str(tmp_path / "client-0.toml"), str(file)])
+        assert "\n" not in str(error.value)
+    assert not [*tmp_path.glob("*release*")]
 
 
 @pytest.mark.parametrize("topology", ["chain", "star"])

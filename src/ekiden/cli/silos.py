@@ -33,9 +33,10 @@ from ekiden.transports.flower.coordinator.remote_plan import RemotePlan, check, 
 from ekiden.transports.flower.coordinator.session import EVALUATIONS
 from ekiden.transports.flower.silo import approval, noisy_columns, participation, silo_file
 from ekiden.transports.flower.silo.silo_file import Limits, SiloFile
+from ekiden.transports.flower.trust import agreement as agreements
 from ekiden.transports.flower.trust import keys
 from ekiden.transports.flower.trust.agreement import check_name, read_roster
-from ekiden.transports.flower.trust.masking import release_text
+from ekiden.transports.flower.trust.masking import MARK, release_text
 
 Place: TypeAlias = Literal["here", "flower"]
 
@@ -151,17 +152,19 @@ class SumsOptions:
 
 @dataclass(frozen=True)
 class ReleaseOptions:
-    """Agree that sums are formed without this silo, next to those that it took part in.
+    """Agree that a run is made again without this silo, or with it if it took no part.
 
-    The difference of two such sums is what this silo gave. So the other silos take part only with this agreement.
+    The difference of the two runs' sums is what this silo gave. So the other silos take part only with this agreement.
+    It holds for one run.
     """
 
     file: Positional[Path]
     """silo.toml"""
-    silos: str
-    """names of the silos that stay, separated by commas"""
+    run: Positional[Path]
+    """agreement.json of the run, from its folder at the coordinator"""
     out: Path | None = None
-    """file to write, for `ekiden forget --release`; by default NAME-release.txt next to silo.toml"""
+    """file to write, for `ekiden forget --release` or `ekiden join --release`; by default NAME-release.txt next to
+    silo.toml"""
 
 
 @dataclass(frozen=True)
@@ -275,18 +278,23 @@ def make_keys(options: KeysOptions) -> None:
 
 
 def release(options: ReleaseOptions) -> None:
-    """`ekiden silo release silo.toml --silos NAMES`."""
+    """`ekiden silo release silo.toml agreement.json`."""
     file = silo_file.read(options.file)
-    names = options.silos.split(",")
-    if file.name in names or not all(names) or len(set(names)) != len(names):
-        raise UserError(f"--silos {options.silos!r} must name the other silos, each once and without {file.name}")
     if not file.link.key:
         raise UserError(f"{file.path}: only a silo with a key can agree: name it under [link]")
+    before = agreements.read(options.run)
+    participation.Admission(file, before).check()  # its own copy of the terms, if it took part, must be the same
+    inside = file.name in before.clients
+    names = [name for name in before.clients if name != file.name] if inside else [*before.clients, file.name]
+    if not names:
+        raise UserError(f"{file.name} is the only silo of run {before.run}: nothing is left without it")
+    recipe, mark = replace(before.recipe, method=among(before.recipe.method, names)), token_hex(MARK // 2)
+    text = release_text(file.name, mark, before.run, recipe, before.data, names)
     out = options.out or file.beside(f"{file.name}-release.txt")
-    write(out, [f"{keys.sign(file.beside(file.link.key), release_text(file.name, names))}\n".encode()])
+    write(out, [f"{mark}{keys.sign(file.beside(file.link.key), text)}\n".encode()])
     say(
-        f"wrote {out}: with it, {', '.join(names)} form sums both with and without {file.name}, whose difference shows "
-        "its part; give it to the coordinator"
+        f"wrote {out}: with it, run {before.run} ({before.method}, seed {recipe.seed}) is made again once, among "
+        f"{', '.join(names)}. The difference of the two shows the part of {file.name}; give the file to the coordinator"
     )
 
 

@@ -44,7 +44,7 @@ from ekiden.transports.flower.trust import custody, keys, sealing
 from ekiden.transports.flower.trust import report as reports
 from ekiden.transports.flower.trust.agreement import Agreement
 from ekiden.transports.flower.trust.custody import Hop, Taken, Tally
-from ekiden.transports.flower.trust.masking import PartMasks, released
+from ekiden.transports.flower.trust.masking import LISTS, PartMasks, released
 from ekiden.transports.flower.trust.parcel import (
     Answer,
     Ask,
@@ -366,7 +366,7 @@ def _masks(run: Agreed, ask: Ask, name: str, lists: str = PartMasks.lists) -> Pa
     def public(peer: str) -> str:
         return keys.read_public(file.beside(file.link.peers) / f"{peer}.pub")
 
-    agree = partial(released, run.terms, public)
+    agree = partial(released, run.terms, public, file.folder / LISTS)
     dp = DP.parse(run.terms.recipe.dp)  # fewer parts than share the noise have too little of it
     where = (max(file.limits.min_clients, dp.honest if dp else 1), name, run.admission.folder)
     return PartMasks(party, ask.members, *where, agree, lists, ask.kind == "task" and run.terms.regroups)

@@ -253,6 +253,15 @@ def parse(text: str) -> Agreement:
     return agreement
 
 
+def read(path: Path) -> Agreement:
+    """Return the agreement in a file."""
+    with at(str(path)):
+        try:
+            return parse(read_regular(path, 4 * _MOST_TEXT).decode())
+        except (FileNotFoundError, UnicodeDecodeError):
+            raise UserError(f"this is not the {AGREEMENT} of a run's folder") from None
+
+
 def _recipe(values: object) -> Recipe[Method]:
     """Return the recipe in the terms of a run. Its method is one of the library: no other party names code to load."""
     name = values.get("method") if isinstance(values, dict) else None

@@ -25,14 +25,17 @@ from ekiden.base.errors import UserError
 from ekiden.base.files import write_once
 from ekiden.base.modular import Masked
 from ekiden.engine import wire
+from ekiden.engine.method import Method
 from ekiden.engine.transport import opened, summands
+from ekiden.recipe import Recipe
 from ekiden.transports.flower.trust import custody, keys, sealing
 from ekiden.transports.flower.trust.agreement import Agreement
 from ekiden.transports.flower.trust.sealing import Party, Reader
 
 _BLOCK = 1 << 20  # numbers that are masked at a time
 _LIST = "members-"  # beginning of the names of files with lists of members
-_LISTS = "lists"  # folder in the silo's folder, which stays when runs go
+LISTS = "lists"  # folder in the silo's folder, which stays when runs go
+MARK = 32  # hexadecimal digits at the beginning of a release
 Words = list["np.ndarray[Any, Any]"]
 Members = np.ndarray[Any, np.dtype[np.uint64]]
 """(n,) numbers that name what is in a sum; what is in it twice is there twice"""
@@ -125,7 +128,7 @@ class PartMasks:
         if self.regroups and self._opened.exists():
             self._check_opened(self._opened.read_bytes())
         runs = self.folder.parent
-        files = [*runs.glob(f"*/{self.lists}*"), *(runs.parent / _LISTS).glob(f"{self.lists}*")]
+        files = [*runs.glob(f"*/{self.lists}*"), *(runs.parent / LISTS).glob(f"{self.lists}*")]
         kept = {file.read_text(encoding="utf-8"): file for file in sorted(files) if file.parent != self.folder}
         lists, places = [text.split(",") for text in kept], [*kept.values()]
         for used, apart in self._shown(names, lists):
@@ -163,7 +166,7 @@ class PartMasks:
         """Note the list of members, before the part leaves this silo; the coordinator could open the sum then."""
         self._check_lists()
         names = ",".join(m.name for m in self.members).encode()
-        kept = self.folder.parent.parent / _LISTS
+        kept = self.folder.parent.parent / LISTS
         if self.regroups:  # where a silo allows differences, there may be one in each round
             self._check_opened(write_once(self._opened, names))
             kept = self.folder
@@ -196,17 +199,38 @@ class PartMasks:
             )
 
 
-def release_text(name: str, silos: Sequence[str]) -> bytes:
-    """Return what a silo signs if it agrees that sums of `silos`, without it, are opened next to sums with it."""
-    return f"ekiden release\n{name}\n{','.join(sorted(silos))}".encode()
+def release_text(name: str, mark: str, run: str, recipe: Recipe[Method], data: str, silos: Sequence[str]) -> bytes:
+    """Return what a silo signs if it agrees that one run replaces another, without it or with it.
+
+    Args:
+        name: the silo.
+        mark: a random text, so that each agreement is another one.
+        run: id of the run that is replaced.
+        recipe: of the new run.
+        data: the data set of all silos, see `Agreement.data`.
+        silos: all of the new run.
+    """
+    about = [name, mark, run, recipe.to_json(), data, sorted(silos)]
+    return b"ekiden release\n" + json.dumps(about, separators=(",", ":"), sort_keys=True).encode()
 
 
-def released(terms: Agreement, public: Callable[[str], str], name: str, silos: Sequence[str]) -> bool:
-    """Return whether a silo agrees that sums of `silos` are opened with it and without it."""
+def released(terms: Agreement, public: Callable[[str], str], folder: Path, name: str, silos: Sequence[str]) -> bool:
+    """Return whether a silo agrees to the sums of this run among `silos`, next to those of the run that it replaces.
+
+    An agreement is for the first run that uses it; `folder` keeps which one that is.
+    """
     revision = terms.revision
-    if revision is None or revision.client != name:
+    if revision is None or revision.client != name or {*silos} != {*terms.clients}:
         return False
-    return keys.proves(public(name), release_text(name, [one for one in silos if one != name]), revision.release)
+    mark, signature = revision.release[:MARK], revision.release[MARK:]
+    text = release_text(name, mark, revision.run, terms.recipe, terms.data, silos)
+    if not keys.proves(public(name), text, signature):
+        return False
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    used = write_once(folder / f"release-{custody.digest([text])[:32]}", terms.run.encode()).decode()
+    if used != terms.run:
+        raise UserError(f"{name} agreed to one run, which is {used}: let it sign again (`ekiden silo release`)")
+    return True
 
 
 def nearly_cancelled(now: Members, before: Sequence[Members], least: int) -> Iterator[tuple[tuple[int, ...], Members]]:
