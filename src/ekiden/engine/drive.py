@@ -25,6 +25,7 @@ from ekiden.training.weights import Weights
 
 log = logging.getLogger("ekiden")
 _TOLD = 3  # clients that a line of the log names
+EACH = 5  # values that move, for each task that a run may have
 Row = Mapping[str, Any]  # What is measured after a step: one JSON line of metrics.jsonl
 Absent = Callable[[int, str], bool]  # (step, client): whether that client is missing in that step
 
@@ -274,11 +275,11 @@ def outline(
         clients: their names, in order.
         state: where to begin; by default the start of the run.
         absent: who is missing; steps that need them are left out.
-        most: the largest number of tasks that is allowed.
+        most: the largest number of tasks that is allowed, with `EACH` times as many values that go to other parties.
         size: gives the bytes of a value, for the transfers.
 
     Raises:
-        TooLong: it has more tasks than `most`; found before they are built.
+        TooLong: it has more of them; found before they are built.
         ClientMissing: the run cannot continue without a missing client.
     """
     method: Method = setup.method
@@ -295,7 +296,7 @@ def outline(
 
 
 class TooLong(UserError):
-    """A run asks for more tasks than allowed."""
+    """A run asks for more tasks, or moves more values, than allowed."""
 
 
 class _ReadByServer(Exception):
@@ -308,6 +309,7 @@ class _Nobody(Transport):
     def __init__(self, absent: Absent, most: float, size: Callable[[Ref[Any]], int]) -> None:
         self.requests: list[Request] = []
         self._missing: set[Ref[Any]] = set()
+        self._moved = 0
         self._absent = absent
         self._most = most
         self._size = size
@@ -324,6 +326,9 @@ class _Nobody(Transport):
         raise _ReadByServer
 
     def size(self, ref: Ref[Any]) -> int:
+        self._moved += 1  # asked once for each value that moves; tasks that take many cost as many
+        if self._moved > EACH * self._most:
+            raise TooLong(f"the run moves more than {EACH * self._most:.0f} values: lower its rounds")
         return self._size(ref)
 
     def commit(self, step: int, live: frozenset[Ref[Any]]) -> Mapping[Ref[Any], Work]:

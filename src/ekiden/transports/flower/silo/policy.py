@@ -16,7 +16,7 @@ from ekiden.data.samples import ClientData, Subset
 from ekiden.data.tasks import Survival, Task, balanced
 from ekiden.data.tasks import terms as task_terms
 from ekiden.engine import wire
-from ekiden.engine.drive import Outline, TooLong, outline
+from ekiden.engine.drive import EACH, Outline, TooLong, outline
 from ekiden.engine.folder import values_digest
 from ekiden.engine.method import INITIAL, Method
 from ekiden.engine.subgroups import divisions
@@ -219,8 +219,8 @@ def plan_of(file: SiloFile, agreed: Agreement, setup: Setup, absent: Sequence[Ab
         return outline(setup, agreed.clients, None, lambda *place: place in away, file.limits.tasks)
     except TooLong:
         raise UserError(
-            f"the run asks for more than {file.limits.tasks} tasks, which is all that {file.name} allows "
-            "(limits.tasks in its silo.toml)"
+            f"the run asks for more than {file.limits.tasks} tasks, which is all that {file.name} allows, or moves "
+            f"more than {EACH} values for each of these (limits.tasks in its silo.toml)"
         ) from None
 
 

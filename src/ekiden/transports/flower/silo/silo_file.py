@@ -74,7 +74,8 @@ class Limits(Checked):
     steps: Count = 2000
     """largest number of steps (rounds or hops) of a run"""
     tasks: Count = 20_000
-    """largest number of tasks of a run at all silos together, if the method knows it beforehand"""
+    """largest number of tasks of a run at all silos together, if the method knows it beforehand; their arguments may be
+    five times as many values of other silos"""
     requests: Count = 20_000
     """largest number of requests of a run to this silo"""
     evaluations: CountOrZero = 1000
