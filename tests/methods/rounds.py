@@ -41,7 +41,7 @@ class Toy:
     def steps(self, epochs: int) -> int:
         return epochs * self.speed
 
-    def added(self, before: Any, own: Any) -> Any:
+    def added(self, before: Any, own: Any, about: Any) -> Any:
         return own if before is None else before.plus(own)
 
     def accuracy(self, model: Weights) -> float:

@@ -31,9 +31,9 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     added = Client.added
 
-    def noted(self: Client, before: Part | None, own: Part) -> Part:
+    def noted(self: Client, before: Part | None, own: Part, *more: Any) -> Part:
         seen.append(self.name)
-        return added(self, before, own)
+        return added(self, before, own, *more)
 
     monkeypatch.setattr(Client, "added", noted)
     return seen
@@ -74,16 +74,16 @@ def test_masks_that_cancel_change_what_is_handed_on_and_not_the_result(monkeypat
         )
         return Sums(triangle, classes, counts)
 
-    def masked(self: Client, before: Sums | None, own: Sums) -> Sums:
-        total = added(self, before, own).plus(masks(self.name, own))
+    def masked(self: Client, before: Sums | None, own: Sums, *more: Any) -> Sums:
+        total = added(self, before, own, *more).plus(masks(self.name, own))
         if self.name != "client-0":
             before = masks(f"client-{int(self.name.removeprefix('client-')) - 1}", own)
             total = Sums(gram(total) - gram(before), total.classes - before.classes, total.counts - before.counts)
         handed["masked"].append(total)
         return total
 
-    def plain(self: Client, before: Sums | None, own: Sums) -> Sums:
-        handed["plain"].append(added(self, before, own))
+    def plain(self: Client, before: Sums | None, own: Sums, *more: Any) -> Sums:
+        handed["plain"].append(added(self, before, own, *more))
         return handed["plain"][-1]
 
     results = []

@@ -185,6 +185,42 @@ DEFENCES = {
         "if part.samples.x.ndim == 7:",
         f"{RECORDS}::test_sums_of_a_table_are_all_its_rows_unless_there_are_few",
     ),
+    "few features of few samples": (
+        f"{FLOWER}/silo/policy.py",
+        "    if 0 < most < width:",
+        "    if most < 0:",
+        f"{CRAFTED}::test_sums_of_too_many_features_are_refused",
+    ),
+    "few class means of few samples": (
+        f"{FLOWER}/silo/policy.py",
+        "return isinstance(agreed.recipe.method, FixedFeatures) and",
+        'return isinstance(agreed.recipe.method, FixedFeatures) and agreed.method != "fedcof" and',
+        f"{CRAFTED}::test_sums_of_too_many_features_are_refused",
+    ),
+    "rare classes of validation samples are left out": (
+        "methods/exact/blocks/fixed_features.py",
+        "return self.often_enough(client.data.val if held_out else client.data.train,",
+        "return client.data.val if held_out else self.often_enough(client.data.train,",
+        "tests/methods/test_fedkrylov.py::test_sums_leave_out_classes_with_few_validation_samples",
+    ),
+    "validation samples of evaluations are compared": (
+        f"{FLOWER}/silo/policy.py",
+        'measured, kind = (client.val, "validation") if agreed.validation else (client.test, "test")',
+        'measured, kind = client.test, "test"',
+        "tests/transports/test_told_sums.py::test_the_difference_of_two_evaluations_of_a_model_is_refused",
+    ),
+    "test samples of runs of sums are compared": (
+        f"{FLOWER}/silo/policy.py",
+        "if len(measured) >= limits.min_samples:",
+        "if agreed.measures:",
+        "tests/transports/test_told_sums.py::test_the_difference_of_two_evaluations_of_a_model_is_refused",
+    ),
+    "nested files are one line": (
+        "cli/app.py",
+        "except RecursionError:",
+        "except ZeroDivisionError:",
+        "tests/cli/test_others_folders.py::test_what_is_nested_too_deeply_is_refused_in_one_line",
+    ),
     "columns of a regression": (
         f"{FLOWER}/silo/policy.py",
         "if isinstance(method, GLM) and not file.limits.trust_first:",
@@ -196,6 +232,18 @@ DEFENCES = {
         "both = len(shared) >= self.fewest",
         "both = len(shared) < 0",
         "tests/transports/test_masking.py::test_lists_that_show_one_silo_to_two_others_are_refused",
+    ),
+    "masks are bound to what silos were sent": (
+        f"{FLOWER}/trust/masking.py",
+        "chosen = custody.digest(wire.chunks(about))",
+        'chosen = ""',
+        "tests/transports/test_same_values.py::test_a_coordinator_that_sends_the_others_a_dead_network_reads_no_model",
+    ),
+    "values that move are bounded": (
+        "engine/drive.py",
+        "if self._moved > EACH * self._most:",
+        "if self._moved < 0:",
+        "tests/transports/test_attacks.py::test_values_that_move_are_limited_like_tasks",
     ),
     "lists stay when runs are removed": (
         f"{FLOWER}/trust/masking.py",

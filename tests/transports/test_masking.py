@@ -33,7 +33,7 @@ from ekiden.transports.flower.coordinator import remote_plan, session
 from ekiden.transports.flower.coordinator.courier import Lost
 from ekiden.transports.flower.coordinator.transport import Remote
 from ekiden.transports.flower.coordinator.verify import verify
-from ekiden.transports.flower.trust import sealing
+from ekiden.transports.flower.trust import custody, sealing
 from ekiden.transports.flower.trust.agreement import AGREEMENT
 from ekiden.transports.flower.trust.masking import PartMasks
 from ekiden.transports.flower.trust.parcel import Answer, Ask, unpack
@@ -170,8 +170,8 @@ def unmasked_by(coalition: Sequence[str], masks: MaskedBy, victim: str, part: Ma
     names = [m.name for m in masks[victim].members]
     for thief in coalition:
         # The thief computes the stream from its own private key and the victim's public one, and takes it off.
-        taken = [np.zeros_like(w) for w in words]
-        masks[thief]._mask(masks[victim].members[names.index(victim)], part.sum, [*taken, check])
+        taken, chosen = [np.zeros_like(w) for w in words], custody.digest(wire.chunks(None))
+        masks[thief]._mask(masks[victim].members[names.index(victim)], part.sum, chosen, [*taken, check])
         # The thief's sign is the opposite of the victim's.
         words = [w + noise for w, noise in zip(words, taken, strict=True)]
     return words
@@ -445,9 +445,9 @@ def own_parts(monkeypatch: pytest.MonkeyPatch) -> dict[str, AnySums]:
     seen: dict[str, AnySums] = {}
     added = Client.added
 
-    def noted(self: Client, before: Any, own: Any) -> Any:
+    def noted(self: Client, before: Any, own: Any, *more: Any) -> Any:
         seen[self.name] = own
-        return added(self, before, own)
+        return added(self, before, own, *more)
 
     monkeypatch.setattr(Client, "added", noted)
     return seen

@@ -44,9 +44,9 @@ def test_masked_averages_have_the_bits_of_one_machine_and_only_the_sum_is_read(
         read.append(value(self, ref))
         return read[-1]
 
-    def given(self: Client, before: Any, part: Any) -> Any:
+    def given(self: Client, before: Any, part: Any, *more: Any) -> Any:
         own.append(part)
-        return added(self, before, part)
+        return added(self, before, part, *more)
 
     method = kind(rounds=2, epochs=1, secure=True)
     monkeypatch.setattr(Remote, "value", opened)
@@ -237,10 +237,10 @@ def test_a_coordinator_reads_a_model_from_two_sums_where_silos_allow_differences
         sums.append(self)
         return mean(self, like)
 
-    def given(self: Client, before: Any, part: Any) -> Any:
+    def given(self: Client, before: Any, part: Any, *more: Any) -> Any:
         if self.name == "client-2":
             own.append(part)
-        return added(self, before, part)
+        return added(self, before, part, *more)
 
     monkeypatch.setattr(ModelSums, "mean", noted)
     monkeypatch.setattr(FedAvg, "update", lambda self, s, model, target: update(self, s, model, model))

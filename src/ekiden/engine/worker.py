@@ -32,8 +32,11 @@ Watch = Callable[[str, int, int], None]  # (client, epoch, epochs): called after
 class SumMasks(Protocol):
     """Masks for the parts that one task gives to sums."""
 
-    def added(self, before: Any, own: Any) -> Any:
-        """Return the sum `before`, or nothing, with the client's `own` part under its mask; if complete, the total."""
+    def added(self, before: Any, own: Any, about: Any) -> Any:
+        """Return the sum `before`, or nothing, with the client's `own` part under its mask; if complete, the total.
+
+        Masks cancel if `about` is the same at all clients.
+        """
 
 
 @dataclass(frozen=True)
@@ -348,7 +351,7 @@ class Client:
             yield self._bench.feed.batch(subset, rows, train=False)
         self.work.forward += passes * len(subset)
 
-    def added(self, before: A | None, own: A, checked: Callable[[A], A] = lambda sums: sums) -> A:
+    def added(self, before: A | None, own: A, about: Any, checked: Callable[[A], A] = lambda sums: sums) -> A:
         """Return the client's `own` part added to the sum of the clients before it, if there is one.
 
         Between machines it is masked: until all clients of the sum have given their parts, nobody can read any of it.
@@ -357,6 +360,9 @@ class Client:
         Args:
             before: the sum so far.
             own: the client's part.
+            about: everything on which `own` depends that others chose, also in earlier tasks: models, features,
+                numbers; None if there is nothing. A party that sends something else to one client than to the others,
+                so that only that client's part tells anything, cannot open the sum.
             checked: returns a sum that others gave if it is possible, and raises an error otherwise. It is called with
                 what can be read: `before`, or the total of masked parts.
 
@@ -364,7 +370,9 @@ class Client:
             UserError: the parts do not fit together, or the client does not give its part.
         """
         if self._masks is not None:
-            total: A = self._masks.added(before, own)  # or a `Masked` in its place, with which the task does nothing
+            total: A = self._masks.added(
+                before, own, about
+            )  # or a `Masked` in its place, with which the task does nothing
             return total if isinstance(total, Masked) else checked(total)
         if isinstance(before, Masked):
             raise UserError(f"{self.name} received a masked sum, and nothing is masked here: refused")

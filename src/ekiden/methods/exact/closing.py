@@ -190,7 +190,7 @@ class ClosingLap(Method):
                 refuse_foreign(scales, client.layout)
             blocks = ((whole(h, scales), y) for h, y in features)
             own = sums_of(blocks, client.task, client.classes, len(scales.centre), model.params.device, WIDE)
-        return Totals(scales, client.added(before.sums if before else None, own))
+        return Totals(scales, client.added(before.sums if before else None, own, (model, scales)))
 
     @on_client
     def lap_close(self, client: Client, model: Weights, totals: Totals) -> Weights:

@@ -231,7 +231,7 @@ class FedGram(FixedFeatures):
         """Add the moments of own patches to those received."""
         features = cast(PatchFeatures, features_of(client.network(model)))
         own = features.moments((x for x, _ in client.batches(passes=0)), client.scaling)
-        return client.added(before, PatchMoments(own))
+        return client.added(before, PatchMoments(own), None)
 
     @on_client
     def add(self, client: Client, model: Weights, moments: PatchMoments | None, before: Handoff | None) -> Handoff:
@@ -254,9 +254,9 @@ class FedGram(FixedFeatures):
             with torch.no_grad():
                 blocks = ((features(x), y) for x, y in client.batches(shuffle=False))
                 noisy: AnySums = release.sums(blocks, client.classes, features.width, client.unit().device)
-                return client.added(before, noisy)
+                return client.added(before, noisy, settled)
         rounding = Rounding.within(self.bits, self.samples, features.variance) if self.bits < FULL else None
-        return client.added(before, self._own_sums(client, features, rounding))
+        return client.added(before, self._own_sums(client, features, rounding), settled)
 
     @on_client
     def solve(self, client: Client, model: Weights, totals: Handoff) -> Weights:

@@ -256,7 +256,8 @@ class Trees(Method):
         cell = torch.stack([torch.bucketize(row, grid[self._coded(forest, c)]) for c, row in enumerate(numbers)])
         cell = cell + _CELLS * torch.arange(forest.width, device=x.device)[:, None]
         counts = torch.bincount(cell.flatten(), minlength=_CELLS * forest.width).view(-1, _CELLS)
-        return client.added(before, Histogram(counts, client.task.counts(y, client.classes).to(x.device)))
+        own = Histogram(counts, client.task.counts(y, client.classes).to(x.device))
+        return client.added(before, own, None)
 
     @on_client
     def bin(self, client: Client, model: Weights, totals: Histogram) -> Bins:
@@ -289,13 +290,15 @@ class Trees(Method):
         column, edge = torch.zeros_like(forest.column), torch.full_like(forest.column, self.bins - 1)
         leaves, seed = forest.leaves.detach().clone(), int(forest.seed)
         client.state = Growing(1, *bins, found, output, node, column, edge, leaves, seed)
-        return client.added(before, self._histogram(client, client.state, y))
+        return client.added(before, self._histogram(client, client.state, y), bins)
 
     @on_client
     def grow(self, client: Client, news: Splits, before: Histogram | None) -> Histogram:
         """Split as was chosen, and add the histograms of the next level."""
         client.state = self._told(client.state, news)
-        return client.added(before, self._histogram(client, client.state, self._labels(client)))
+        s: Growing = client.state
+        own, heard = self._histogram(client, s, self._labels(client)), (s.edges, s.base, s.column, s.edge, s.leaves)
+        return client.added(before, own, heard)
 
     @on_client
     def split(self, client: Client, totals: Histogram) -> Splits:

@@ -202,9 +202,8 @@ class DeepAFL(Method):
         assert isinstance(squares, Tensor)
         assert isinstance(products, Tensor)
         squares = squares[tuple(torch.triu_indices(*squares.shape, device=squares.device))]
-        return client.added(
-            before, LeastSquaresSums(*(fixed(t, clients, "sums of features") for t in (squares, products)))
-        )
+        own = LeastSquaresSums(*(fixed(t, clients, "sums of features") for t in (squares, products)))
+        return client.added(before, own, (solutions, seed, clients))
 
     def solve(self, sums: LeastSquaresSums, solutions: Sequence[Tensor]) -> Tensor:
         """Return the next solution from the sums over all clients: W, or G if the last one was W."""

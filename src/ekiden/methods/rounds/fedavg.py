@@ -112,7 +112,7 @@ class FedAvg(SecureMethod):
     def add(self, client: Client, model: Weights, round: int, clients: int, before: ModelSums | None) -> ModelSums:
         """Train like `train`, and add the result to the sum."""
         reply = self.train(client, model, round)
-        return client.added(before, ModelSums.of(clients, reply.model, reply.weight))
+        return client.added(before, ModelSums.of(clients, reply.model, reply.weight), (model, round, clients))
 
     def update(self, s: ServerOptimizer, model: Weights, target: Weights) -> ServerOptimizer:
         """Compute the server's step from `model` towards the average."""

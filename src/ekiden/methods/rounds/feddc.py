@@ -148,7 +148,8 @@ class FedDC(SecureMethod):
     ) -> ModelSums:
         """Train like `train`, and add the result to the sums."""
         trained, change = self.train(client, model, gradient, size, round)
-        return client.added(before, ModelSums.of(clients, trained, 1.0, *([] if change is None else [change.params])))
+        own = ModelSums.of(clients, trained, 1.0, *([] if change is None else [change.params]))
+        return client.added(before, own, (model, gradient, size, round, clients))
 
     def cost(self, clients: int, model: Size) -> int:
         """T·m·4M + 8·min(N, T·m): model and gradient memory down and up; 2M instead of 4M without the correction.

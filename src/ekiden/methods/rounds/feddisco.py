@@ -131,7 +131,8 @@ class FedDisco(SecureMethod):
     def tell(self, client: Client, clients: int, before: LabelSums | None) -> LabelSums:
         """Add n_k and d_k to the sums."""
         far = torch.tensor(discrepancy(client.class_counts(), self.discrepancy), dtype=torch.float64)
-        return client.added(before, LabelSums(client.n, int(fixed(far, clients, "discrepancies of labels")), 1))
+        own = LabelSums(client.n, int(fixed(far, clients, "discrepancies of labels")), 1)
+        return client.added(before, own, clients)
 
     @on_client
     def add(
@@ -148,7 +149,8 @@ class FedDisco(SecureMethod):
         trained, n, d = self.train(client, model, round)
         distance = (d / far / clients if far else 0.0) if self.discrepancy == "kl" else d
         weight = max(n / samples / clients - self.a * distance + self.b, 0.0)
-        return client.added(before, ModelSums.of(clients, trained, weight))
+        own = ModelSums.of(clients, trained, weight)
+        return client.added(before, own, (model, round, samples, far, clients))
 
     def cost(self, clients: int, model: Size) -> int:
         """T·m·(2M + 16): the model down and up, two numbers up. If secure, T·m·M down, 8 bytes a value up, and 24N."""

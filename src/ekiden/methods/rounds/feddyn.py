@@ -106,7 +106,8 @@ class FedDyn(SecureMethod):
     @on_client
     def add(self, client: Client, model: Weights, round: int, clients: int, before: ModelSums | None) -> ModelSums:
         """Train like `train`, and add the result to the sum."""
-        return client.added(before, ModelSums.of(clients, self.train(client, model, round), 1.0))
+        own = ModelSums.of(clients, self.train(client, model, round), 1.0)
+        return client.added(before, own, (model, round, clients))
 
     def cost(self, clients: int, model: Size) -> int:
         """T·m·2M: only models move; 8 bytes a value up if secure."""

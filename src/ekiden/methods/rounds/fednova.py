@@ -110,9 +110,8 @@ class FedNova(SecureMethod):
         (trained, weight), a = self.train(client, model, round)
         weight = weight if a else 0.0
         change = trained.with_params((trained.params - model.params) / (a or 1.0))
-        return client.added(
-            before, ModelSums.of(clients, change, weight, torch.tensor([weight * a], dtype=torch.float64))
-        )
+        own = ModelSums.of(clients, change, weight, torch.tensor([weight * a], dtype=torch.float64))
+        return client.added(before, own, (model, round, clients))
 
     def cost(self, clients: int, model: Size) -> int:
         """T·m·(2M + 16): the model down and up, a weight and a_i up; 8 bytes a value up if secure."""

@@ -89,7 +89,7 @@ class FedProx(SecureMethod):
     def add(self, client: Client, model: Weights, round: int, clients: int, before: ModelSums | None) -> ModelSums:
         """Train like `train`, and add the result to the sum."""
         reply = self.train(client, model, round)
-        return client.added(before, ModelSums.of(clients, reply.model, reply.weight))
+        return client.added(before, ModelSums.of(clients, reply.model, reply.weight), (model, round, clients))
 
     def cost(self, clients: int, model: Size) -> int:
         """T·m·(2M + 8), as FedAvg; 8 bytes a value up if secure."""

@@ -100,7 +100,8 @@ class SCAFFOLD(SecureMethod):
     ) -> ModelSums:
         """Train like `train`, and add the result to the sums."""
         reply, change = self.train(client, model, control, round)
-        return client.added(before, ModelSums.of(clients, reply.model, reply.weight, change.params))
+        own = ModelSums.of(clients, reply.model, reply.weight, change.params)
+        return client.added(before, own, (model, control, round, clients))
 
     def cost(self, clients: int, model: Size) -> int:
         """T·m·(4M + 8): model and control variate down and up, a weight up; 8 bytes a value up if secure."""

@@ -201,7 +201,7 @@ class GLM(Method):
             y = self._targets(client, y)
         times = [time / client.task.mean[0] for time in self._times] if isinstance(client.task, Survival) else []
         own = derivatives(self.family, F.pad(x, (0, 1), value=1.0), y, self._at(client, network, at).values, times)
-        return client.added(before, own)
+        return client.added(before, own, at)
 
     @on_client
     def improve(self, client: Client, model: Weights, at: Coefficients | None, totals: Derivatives) -> Coefficients:

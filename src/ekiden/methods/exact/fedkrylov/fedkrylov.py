@@ -145,7 +145,7 @@ class FedKrylov(FixedFeatures):
         held = self._labels(self._counted(client, self.summed(client, held_out=True)))
         own = OpeningSums(self._columns(sums), self._labels(y), held)
         kind = (phi.shape[1], y.shape[1], isinstance(client.task, Classification))
-        return client.added(before, own, lambda sums: sums.checked(*kind))
+        return client.added(before, own, chosen, lambda sums: sums.checked(*kind))
 
     @on_client
     def begin(self, client: Client, model: Weights, chosen: Chosen, totals: OpeningSums) -> Tensor:
@@ -173,7 +173,7 @@ class FedKrylov(FixedFeatures):
             product = x.T @ (x @ u)
             sums += product.long() if self.exact else product
         own = Multiplied(self._columns(sums), self._held(client, model, kept))
-        return client.added(before, own, lambda sums: sums.checked(own))
+        return client.added(before, own, (kept.chosen, kept.directions), lambda sums: sums.checked(own))
 
     @on_client
     def proceed(self, client: Client, model: Weights, totals: Multiplied) -> Tensor:

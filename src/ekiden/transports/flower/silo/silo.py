@@ -351,7 +351,7 @@ def evaluate(run: Agreed, ask: Ask, body: memoryview) -> bytes:
 def _given(run: Agreed, ask: Ask, found: SiloReport, digest: str) -> Reported:
     """Return a report as it leaves the silo: under masks in a sealed run."""
     masks = _masks(run, ask, f"measured-{digest[:32]}", f"tested-{digest[:16]}-")
-    masked = masks.added(None, found) if masks else found
+    masked = masks.added(None, found, None) if masks else found
     if not isinstance(masked, Masked):  # nothing is sealed, or the run is of this silo alone
         return Reported(shown=found)
     return Reported(masked, found if run.file.limits.own_figures else None)

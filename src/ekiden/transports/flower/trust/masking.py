@@ -63,30 +63,36 @@ class PartMasks:
         """The digest of the list of members and their keys."""
         return custody.digest([json.dumps([[m.name, m.key] for m in self.members]).encode()])
 
-    def added(self, before: Any, own: Any) -> Any:
-        """Return the sum `before` with the silo's `own` part under its mask; if complete, the total."""
+    def added(self, before: Any, own: Any, about: Any = None) -> Any:
+        """Return the sum `before` with the silo's `own` part under its mask; if complete, the total.
+
+        The masks depend on `about`: what others chose for the part. Whoever chooses it in another way for one silo, so
+        that the other parts are known, gets a sum that does not open.
+        """
         self._check_members()
         if before is not None and not isinstance(before, Masked):
             raise UserError(f"{self.party.name} received a sum that is not masked: refused")
         part, name = summands(own), before.sum if before else self.name
         self._use(name, custody.digest(wire.chunks(own)))
+        chosen = custody.digest(wire.chunks(about))
         masks = [w.copy() for w in part.words]
         check = np.array([part.check], dtype="<u8")
         for other in self.members:
             if other.name != self.party.name:
-                self._mask(other, name, [*masks, check])
+                self._mask(other, name, chosen, [*masks, check])
         hidden = part._replace(words=masks).tensors()
         about = (name, self.digest, [self.party.name])
         mine = Masked(part.form, hidden, part.bits, part.shared, int(check[0]), *about)
         total = mine if before is None else before.plus(mine)
         return opened(total, type(own)) if len(total.given) == len(self.members) else total
 
-    def _mask(self, other: Reader, name: str, words: Words) -> None:
+    def _mask(self, other: Reader, name: str, chosen: str, words: Words) -> None:
         """Put the stream of one pair on numbers, in place."""
         names = [m.name for m in self.members]
         adds = names.index(self.party.name) < names.index(other.name)
         pair = (self.party.name, other.name) if adds else (other.name, self.party.name)
-        text = json.dumps([self.party.run, self.party.terms, self.digest, name, *pair], separators=(",", ":"))
+        bound = [self.party.run, self.party.terms, self.digest, name, chosen, *pair]
+        text = json.dumps(bound, separators=(",", ":"))
         stream = sealing.stream(self.party.private, other.key, b"ekiden mask\n" + text.encode())
         for part in words:
             for start in range(0, len(part), _BLOCK):
