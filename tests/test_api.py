@@ -54,6 +54,13 @@ def test_a_list_of_silos_is_federated() -> None:
     assert result.metrics == expected.metrics
 
 
+def test_a_run_learns_within_no_grad() -> None:
+    with torch.no_grad():
+        result = run(FedSeq(), SILOS, Tiny, training=FAST)
+    assert result.metrics == run(FedSeq(), SILOS, Tiny, training=FAST).metrics
+    assert result.metrics[-1]["backward"] > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "keywords", "message"),
     [

@@ -10,6 +10,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, Never
 
+import torch
 from torch import Tensor
 
 from ekiden import models
@@ -365,6 +366,7 @@ class PreparedRun:
             warn(line, DivergenceWarning)
         return result
 
+    @torch.enable_grad()  # also within the caller's no_grad
     def ends(self, on_step: Callable[[Row], None]) -> Generator[End, None, End]:
         """Yield what the run has after each step, and return what it has at the end."""
         setup, held, place = self.worker.setup, self.worker.clients, self.folder and self.folder / "clients"

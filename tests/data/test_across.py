@@ -181,6 +181,9 @@ def test_spellings_stop_on_the_command_line(
         (("stage-II", "stage-I"), ("stage II", "stage_I")),
         (("yes\u200b", "no"), ("yes", "no")),
         (("yes\u00a0", "no"), ("yes", "no")),
+        (("Alzheimer\u2019s", "none"), ("Alzheimer's", "none")),
+        (("18\u201330", "31\u201360"), ("18-30", "31-60")),
+        (("c01", "c02"), ("c1", "c2")),
     ],
 )
 @pytest.mark.filterwarnings("ignore:silo client-2 shares no category")  # if they are kept
@@ -190,7 +193,7 @@ def test_names_that_mean_the_same_stop_are_merged_or_kept(
 ) -> None:
     how: dict[str, Any] = {"label_column": "died", "categorical_columns": "smokes" if column == "smokes" else ()}
     silos = answers(one, one, other, column=column)
-    with pytest.raises(UserError, match=r"differ in case, blanks or hyphens only, or mean the same"):
+    with pytest.raises(UserError, match=r"differ in case, blanks, signs or leading zeros only, or mean the same"):
         ekiden.federate(silos, **how)
     for spelling_, count in (("merge", 2), ("keep", len({*one, *other}))):
         data = ekiden.federate(silos, spelling=spelling_, **how).dataset

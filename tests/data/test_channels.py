@@ -49,7 +49,9 @@ def test_what_is_unclear_is_not_moved_but_said() -> None:
         assert from_tensors(given_as(images(20, 2, 9, 3), "tensors")).shape == (2, 9, 3)
     with pytest.warns(DataWarning, match=r"\(20, 8, 8, 3\), which is read as 8 channels of 8 x 3: if the"):
         assert from_tensors(given_as(torch.randn(20, 8, 8, 3), "tensors")).shape == (8, 8, 3)
-    for shape in ((3, 8, 8), (1, 8, 8), (3, 3, 3), (3, 8, 3), (8, 8, 8), (1, 9, 1)):
+    with pytest.warns(DataWarning, match=r"\(20, 3, 8, 3\), which is read as 3 channels of 8 x 3: if the"):
+        assert from_tensors(given_as(images(20, 3, 8, 3), "tensors")).shape == (3, 8, 3)
+    for shape in ((3, 8, 8), (1, 8, 8), (3, 3, 3), (8, 8, 8), (1, 9, 1)):
         assert from_tensors(given_as(images(20, *shape), "tensors")).shape == shape  # without a line
 
 

@@ -328,10 +328,6 @@ def test_a_silo_without_values_in_a_column_takes_part_if_a_schema_says_what_it_h
         ({"A": np.arange(N) ** 2}, "column 'A' and 'a' of the table may be one that is there twice"),
         ({"b.1": np.arange(N) ** 2}, "column 'b' and 'b.1' of the table may be one that is there twice"),
         ({"label": [0, 1, 1, -100] * 10}, "class '-100' of the table seems to mark missing values"),
-        (
-            {"c": [*range(N - 1), 19], "a": [*range(1, N), 20], "b": [*range(5, N + 4), 24]},
-            "the last row of the table h",
-        ),
         ({"score": [1, 2, 3, 4, 99] * 8}, "holds 99 in 8 rows"),
         ({"t": [*np.linspace(36, 39, 20), *np.linspace(97, 102, 20)]}, "holds numbers from 36 to 39 and from 97 to"),
     ],

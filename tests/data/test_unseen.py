@@ -5,7 +5,6 @@ import re
 import unicodedata
 import warnings
 from collections.abc import Callable
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -233,27 +232,18 @@ def test_coarse_rows_with_several_labels_are_no_doubt() -> None:
     assert "with several labels" not in said(lambda: load(coarse))
 
 
-def waves(seed: int, rate: float = 1.0, sign: int = 1) -> Any:
-    """Return signals of a slow and of a fast class, with peaks that point up."""
+def waves(seed: int, rate: float = 1.0) -> Any:
+    """Return signals of a slow and of a fast class."""
     rng, y = np.random.default_rng(seed), np.arange(40) % 2
     phase = (np.arange(128) / (16 - 6 * y[:, None]) / rate + rng.random((40, 1))) % 1
-    return ((np.exp(-40 * (phase - 0.5) ** 2) + rng.normal(0, 0.05, (40, 128)))[:, None] * sign).astype(np.float32), y
+    return ((np.exp(-40 * (phase - 0.5) ** 2) + rng.normal(0, 0.05, (40, 128)))[:, None]).astype(np.float32), y
 
 
-@pytest.mark.parametrize(
-    ("odd", "line"),
-    [
-        (
-            waves(2, rate=0.5),
-            "signals of c change .* times as fast or as slowly as at other silos: bring all to one sam",
-        ),
-        (waves(2, sign=-1), "signals of c seem as if they are upside down, compared with other silos"),
-    ],
-)
-def test_signals_of_one_silo_at_another_rate_or_upside_down_are_named(odd: Any, line: str) -> None:
+def test_signals_of_one_silo_at_another_rate_are_named() -> None:
     silos = {"a": waves(0), "b": waves(1), "c": waves(2)}
     assert not said(lambda: ekiden.federate(silos))
-    assert re.search(line, said(lambda: ekiden.federate(silos | {"c": odd})))
+    line = said(lambda: ekiden.federate(silos | {"c": waves(2, rate=0.5)}))
+    assert re.search("signals of c change .* times as fast or as slowly as at other silos: bring all to one sam", line)
 
 
 def test_masks_of_one_silo_with_two_classes_changed_places_are_named() -> None:
@@ -272,22 +262,6 @@ def test_rows_that_a_join_repeated_are_named() -> None:
     assert "equal another" not in said(lambda: load(table(180, lab=rng.normal(size=180), c=np.arange(180) % 20)))
 
 
-def test_pictures_of_the_test_that_were_compressed_again_are_named() -> None:
-    smooth = [Image.fromarray(pictures(1, 3, 3)[0].permute(1, 2, 0).numpy()).resize((24, 24)) for _ in range(60)]
-    again = [Image.open(BytesIO(encoded(image, "JPEG", quality=95))) for image in smooth[:10]]
-    x, copies = (torch.from_numpy(np.stack([*map(np.asarray, each)])).movedim(3, 1) for each in (smooth, again))
-    y = torch.arange(60) % 2
-    line = said(lambda: from_tensors((x, y), (torch.cat([copies, 255 - x[:10]]), y[:20])))
-    assert re.search(r"\d+ of 20 test images .* nearly a training image, as if it was compressed again", line)
-    assert "compressed" not in said(lambda: from_tensors((x[:40], y[:40]), (x[40:], y[40:])))
-
-
-def test_numbers_that_are_probabilities_of_classes_are_named() -> None:
-    shares = torch.rand(40, 3).softmax(1)
-    assert "add up to 1, as probabilities of classes do" in said(lambda: from_tensors((torch.randn(40, 4), shares)))
-    assert "add up to 1" not in said(lambda: from_tensors((torch.randn(40, 4), torch.rand(40, 3))))
-
-
 def test_images_as_floats_in_two_ranges_are_named() -> None:
     unit, y = torch.rand(20, 3, 8, 8), Y[:20]
     line = said(lambda: ekiden.federate({"a": (unit, y), "b": (unit * 2 - 1, y)}))
@@ -300,6 +274,8 @@ def test_images_as_floats_in_two_ranges_are_named() -> None:
         (torch.rand(20, 4, 8, 8).mul(255).byte(), ""),
         (torch.cat([torch.rand(20, 3, 8, 8).mul(255), torch.full((20, 1, 8, 8), 255.0)], 1).byte(), "as alpha is"),
         (torch.rand(20, 20, 3, 20).mul(255).byte(), "if samples come last, move them"),
+        (torch.rand(20, 3, 32, 3), "if the channels come last, move them"),
+        (torch.rand(20, 3, 32, 3).mul(255).byte(), "if the channels come last, move them"),
         (
             torch.where(torch.arange(20)[:, None] % 5 > 0, torch.randn(20, 4), -999.0),
             "value 0 of the inputs of train hol",

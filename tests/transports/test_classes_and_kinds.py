@@ -10,7 +10,7 @@ import pytest
 
 from ekiden import Training
 from ekiden.base import outside
-from ekiden.base.errors import UserError
+from ekiden.base.errors import DataWarning, UserError
 from ekiden.data.agreement import agree_on
 from ekiden.methods import FedAvg
 from ekiden.recipe import Recipe
@@ -51,7 +51,8 @@ def vectors(folder: Path, classes: dict[str, tuple[str, ...]]) -> None:
 def test_classes_that_differ_in_case_are_merged_kept_or_refused_as_the_run_says(tmp_path: Path) -> None:
     vectors(tmp_path, {"north": ("no", "Yes"), "south": ("YES", "no")})
     with pytest.raises(
-        UserError, match=r"differ in case, blanks or hyphens only, .*choose spelling='merge' or spelling='keep'"
+        UserError,
+        match=r"differ in case, blanks, signs or leading zeros only, .*choose spelling='merge' or spelling='keep'",
     ):
         run(tmp_path)
     result = run(tmp_path, spelling="merge")
@@ -85,6 +86,19 @@ def test_sums_with_classes_counted_from_0_and_from_1_are_refused(tmp_path: Path)
     with pytest.raises(UserError, match="classes are 0 to 1 at north, but 1 to 2 at south: number them alike"):
         agree_on(files)
     assert agree_on(files, "keep").table is not None
+
+
+def test_sums_with_classes_that_no_other_silo_has_are_named(tmp_path: Path) -> None:
+    files = []
+    for silo, names in {"north": "BM", "south": "BM", "east": ("benign", "malignant")}.items():
+        draw = np.random.default_rng(len(silo))
+        table = pd.DataFrame({"dose": draw.normal(size=60), "label": [names[k % 2] for k in range(60)]})
+        table.to_csv(tmp_path / f"{silo}.csv", index=False)
+        (tmp_path / f"{silo}.toml").write_text(f'name = "{silo}"\n[data]\npath = "{silo}.csv"\n')
+        files.append(tmp_path / f"{silo}.json")
+        files[-1].write_text(read(tmp_path / f"{silo}.toml").sums().to_json())
+    with pytest.warns(DataWarning, match=r"silo east shares no class with others .*'M' .* may be 'malignant'"):
+        agree_on(files)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from ekiden.data.kinds.tables import encode_again
 from ekiden.data.moments import ColumnSums, counted_together, target, told_by
 from ekiden.data.samples import Dataset, FederatedData, Subset
 from ekiden.data.schema import Schema
-from ekiden.data.spelling import merging, numbered_from_two, refuse_spellings
+from ekiden.data.spelling import merging, nothing_in_common, numbered_from_two, refuse_spellings, shortened
 from ekiden.data.tasks import ScaledTask, Task
 from ekiden.data.undecoded import natural
 from ekiden.data.units import check_units
@@ -205,19 +205,16 @@ def agree_on(
             raise UserError(f"cannot read {file}: {error.strerror}") from None
     for file, one in zip(files, told, strict=True):
         for what in ("moments", "categories"):
-            here, there = set(getattr(told[0], what)), set(getattr(one, what))
-            for has, lacks, names, others in (
-                (files[0], file, here - there, there - here),
-                (file, files[0], there - here, here - there),
-            ):
-                if names:
-                    name = min(names)
-                    near = nearest(name, others, n=1, cutoff=0.8)
-                    rename = f"rename {near[0]!r} there, or " if near else ""
-                    raise UserError(
-                        f"{lacks} lacks the column {name!r} of {_TOLD[what]}, which {has} has: {rename}give all silos "
-                        "the same columns, or leave it out at all by drop_columns in silo.toml"
-                    )
+            first, own = ({*getattr(each, what)} for each in (told[0], one))
+            if first != own:
+                name = min(first ^ own)
+                has, lacks, others = (files[0], file, own - first) if name in first else (file, files[0], first - own)
+                near = nearest(name, others, n=1, cutoff=0.8)
+                rename = f"rename {near[0]!r} there, or " if near else ""
+                raise UserError(
+                    f"{lacks} lacks the column {name!r} of {_TOLD[what]}, which {has} has: {rename}give all silos "
+                    "the same columns, or leave it out at all by drop_columns in silo.toml"
+                )
         if odd := sorted({*told[0].dates} ^ {*one.dates}):
             raise UserError(
                 f"only one of {files[0]} and {file} holds dates in the column {odd[0]!r}: write it alike at all silos"
@@ -225,6 +222,10 @@ def agree_on(
     told = [one if one.silo else replace(one, silo=file.stem) for file, one in zip(files, told, strict=True)]
     _check_silos([one.silo for one in told], expected)
     told = _spelled(told, spelling)
+    classes = {one.silo: one.classes for one in told}
+    strange = [*filter(None, (nothing_in_common(classes), shortened(classes)))] if spelling != "keep" else []
+    if strange:
+        tell(f"{listed(strange, sign='; ')}: check that a class means the same everywhere")
     if schema:
         _check_schema(told, schema)
     check_units(told)
@@ -235,8 +236,8 @@ def agree_on(
     known = table if table.numeric or table.categorical else None
     if known is None and not any(one.moments or one.classes for one in told):
         raise UserError("no silo counts enough samples of any class: lower min_count in their silo.toml")
-    classes = dict(sorted(counted_together([one.classes for one in told]).items()))
-    return Scaling(known, target_scales(told), schema.text() if schema else "", classes)
+    counts = dict(sorted(counted_together([one.classes for one in told]).items()))
+    return Scaling(known, target_scales(told), schema.text() if schema else "", counts)
 
 
 def _check_schema(told: Sequence[ColumnSums], schema: Schema) -> None:
@@ -298,7 +299,7 @@ def _spelled(told: Sequence[ColumnSums], spelling: str) -> list[ColumnSums]:
         raise UserError(f"{line}: number them alike, or take them as they are by --spelling=keep")
     if spelling != "merge":
         return list(told)
-    instead = {column: merging(each) for column, each in names.items()}
+    instead = {column: merging(each, zeros=True) for column, each in names.items()}
     return [
         replace(
             one,

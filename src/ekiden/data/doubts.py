@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional as F
 
 from ekiden.base.errors import counted, listed, tell
 from ekiden.base.outside import pa, pc
@@ -32,9 +30,6 @@ _ID = re.compile(
 )
 _TIME = re.compile(r"time|days|weeks|months|years|follow|surviv|duration|^(os|pfs|dfs|ttd|tte)$")
 _EVENT = re.compile(r"event|status|died|death|dead|deceased|cens|relapse|recur")
-_RECORDS = re.compile(
-    r"visit|encounter|stay|admission|sample|specimen|scan|image|file|slice|row|record|exam|study|series"
-)
 _FEW = 10  # different values that may be a category, whatever the name of the column
 _MANY = 30  # rows from which nearly as many different values mean something
 _NEARLY = 0.95
@@ -44,7 +39,6 @@ _SEVERAL = 0.01  # share of test rows that equal a training row
 _COPIED = 20  # rows from which a column that equals the label is hardly chance
 _AGREES = 0.995  # share of rows in which a feature tells the label
 _MOST_NAMES = 200  # classes whose names are compared
-_SAME = 0.001  # of the range between a total and a value that is it
 _SHORTEST = 5  # letters of a name that may hold a slip
 _MOST = 0.8  # share of files with names that begin alike
 _TOTALS = {"total", "subtotal", "grand total", "sum", "summe", "gesamt"}  # rows below a table
@@ -77,12 +71,6 @@ _PEEK = 512  # rows that are looked at first
 _WORD = re.compile(r"\w+")
 _VALUES = 1 << 24  # that are looked at
 _COLUMNS, _FINE = 3, 20  # columns with so many different values: otherwise equal rows may be chance
-_ROWS = 20_000  # images with which others are compared
-_SIDE, _LEVELS, _NEARER = (
-    8,
-    3.0,
-    4.0,
-)  # pixels of thumbnails, grey levels between copies, how many times nearer they are
 
 
 def look(seen: SeenData) -> None:
@@ -97,20 +85,20 @@ def _ids(seen: SeenData) -> Iterator[str]:
     raws = seen.raws
     if not raws[0].kind.agreed or not seen.unscaled or seen.reading.feature_columns:
         return
-    shared = [
-        field.name
-        for field in raws[0].images.schema
-        if DATE not in (field.metadata or {}) and all(field.name in raw.images.column_names for raw in raws)
-    ]
     found, numbers = list[str](), list[str]()
-    for name in shared:
+    for field in raws[0].images.schema:
+        name = field.name
+        if DATE in (field.metadata or {}) or not all(name in raw.images.column_names for raw in raws):
+            continue
         columns = [raw.images[name] for raw in raws]
         numbers += [repr(name)] * (_count_rows(columns) and not _named_id(name))
-        values = [pc.unique(column).drop_null() for column in columns]
-        different = len({value for part in values for value in part.to_pylist()})
+        different = len({value for column in columns for value in pc.unique(column).drop_null().to_pylist()})
         rows = sum(len(column) - column.null_count for column in columns)
-        texts = all(is_text(column.type) for column in columns) and rows >= _MANY and different >= _NEARLY * rows
-        if different > _FEW and (texts or (_named_id(name) and all(map(_may_be_id, columns)))):
+        texts = all(is_text(column.type) for column in columns)
+        numeric = [c for c in columns if pa.types.is_floating(c.type)]
+        whole = all(pc.all(pc.equal(c, pc.floor(c))).as_py() for c in numeric)
+        own = texts and rows >= _MANY and different >= _NEARLY * rows
+        if different > _FEW and (own or (_named_id(name) and whole)):
             found.append(f"{name!r} ({different:,} different values)")
     if found:
         several, first = len(found) > 1, found[0].split("'")[1]
@@ -130,11 +118,13 @@ def _count_rows(columns: Sequence[Any]) -> bool:
     """Return whether values are 0, 1, 2, ... or 1, 2, 3, ..., in each source or in all together, in any order."""
     if not all(pa.types.is_floating(column.type) for column in columns):
         return False
-    values = [np.sort(column.to_numpy()) for column in columns]
-    for parts in (values, [np.sort(np.concatenate(values))]):
-        if all(len(v) >= _COPIED and (v - v[0] == np.arange(len(v))).all() and v[0] in (0, 1) for v in parts):
-            return True
-    return False
+    values = [column.to_numpy() for column in columns]
+    return any(
+        all(
+            len(v) >= _COPIED and v.min() in (0, 1) and (np.sort(v) == v.min() + np.arange(len(v))).all() for v in parts
+        )
+        for parts in (values, [np.concatenate(values)])
+    )
 
 
 def _times_without_events(seen: SeenData) -> Iterator[str]:
@@ -156,40 +146,32 @@ def _named_id(name: str) -> bool:
     return bool(_ID.search(parted.lower()))
 
 
-def _may_be_id(column: Any) -> bool:
-    """Return whether values are texts or whole numbers."""
-    if not pa.types.is_floating(column.type):
-        return not (pa.types.is_temporal(column.type) or pa.types.is_boolean(column.type))
-    values = column.drop_null().to_numpy()
-    return bool((values == np.floor(values)).all())
-
-
 def _copied_labels(seen: SeenData) -> Iterator[str]:
-    """Name the features that are the label in other words: equal to it, or a one-to-one function of it."""
+    """Name the features that tell the label in all training rows, or in nearly all."""
     dataset, labels = seen.data, seen.raws[0].targets
     x, y = dataset.train.x, dataset.train.y
     numbers = isinstance(dataset.task, ScaledTask)
-    wanted = isinstance(dataset.task, Classification | MultiLabel) or numbers
+    wanted = numbers or isinstance(dataset.task, Classification | MultiLabel)
     if not wanted or x.ndim != 2 or not x.is_floating_point() or x.nbytes > LARGE or len(x) < _COPIED:
         return
-    values = x.double().cpu().numpy()
-    names = dataset.inputs.values_named(x.shape[1])
+    values, names = x.double().cpu().numpy(), dataset.inputs.values_named(x.shape[1])
     gaps = [k for k in np.flatnonzero(np.isnan(values).any(axis=0)) if np.isnan(values[:, k]).mean() < _NEARLY]
     names += [f"the gaps of {names[k]}" for k in gaps]
     values = np.nan_to_num(np.hstack([values, np.isnan(values[:, gaps])]), nan=np.finfo(np.float64).max)
-    columns = y.double().cpu().numpy().reshape(len(y), -1).T
-    for target, label in enumerate(columns):
+    told = _number_told if numbers else _class_told
+    for target, label in enumerate(y.double().cpu().numpy().reshape(len(y), -1).T):
         if len(np.unique(label)) < (_FEW if numbers else 2):
             continue
-        copies = [k for k in _like(values[:_PEEK], label[:_PEEK], numbers) if _like(values[:, [k]], label, numbers)]
+        order = np.argsort(label, kind="stable")
+        shares = {k: told(column, label[order]) for k, column in enumerate(values[order].T)}
+        copies = [k for k, share in shares.items() if share == 1]
         copies = [k for k in copies if k < x.shape[1] or gaps[k - x.shape[1]] not in copies]
+        near = [f"{names[k]} ({100 * share:.2f} %)" for k, share in shares.items() if 0 < share < 1 and k < x.shape[1]]
         what = f"the label {labels[target]!r}" if target < len(labels) else "the label"
-        near = {k: s for k in range(x.shape[1]) if k not in copies and (s := _agreement(values[:, k], label, numbers))}
         if near:
-            shown = listed(f"{names[k]} ({100 * share:.2f} %)" for k, share in near.items())
             yield (
-                f"{shown} of {dataset.name} tells {what} in nearly all training rows: check that it is known before "
-                "the label is, or leave it out"
+                f"{listed(near)} of {dataset.name} tells {what} in nearly all training rows: check that it is known "
+                "before the label is, or leave it out"
             )
         if copies:
             are, them = ("are", "them") if len(copies) > 1 else ("is", "it")
@@ -199,6 +181,37 @@ def _copied_labels(seen: SeenData) -> Iterator[str]:
                 f"function of it, in all {len(x):,} training rows: a model copies {them} and learns nothing else; "
                 f"leave {them} out{drop}"
             )
+
+
+def _number_told(column: NDArray[np.float64], label: NDArray[np.float64]) -> float:
+    """Return in which share of rows a column is the number to predict, which ascends; 0 if in few.
+
+    It is 1 also for a function of the number that keeps the order.
+    """
+    steps = np.diff(column)
+    ordered = (steps >= 0).all() or (steps <= 0).all()
+    if ordered and len(np.unique(column)) >= _NEARLY * len(np.unique(label)):
+        return 1.0
+    share = float(np.isclose(column, label, rtol=1e-6, atol=0).mean())  # labels may have been float32
+    return share if share > _AGREES else 0.0
+
+
+def _class_told(column: NDArray[np.float64], label: NDArray[np.float64]) -> float:
+    """Return in which share of rows a column with few values tells the class; 0 if in few.
+
+    That is at most 99.5 %, or hardly more than the commonest class has.
+    """
+    kinds, codes = np.unique(label, return_inverse=True)
+    if len(np.unique(column[:: len(column) // _PEEK + 1])) > len(kinds) + 1:  # one for a missing value
+        return 0.0
+    values, places = np.unique(column, return_inverse=True)
+    if not 2 <= len(values) <= len(kinds) + 1:
+        return 0.0
+    pairs, rows = np.unique(places * len(kinds) + codes, return_counts=True)
+    best = np.zeros(len(values))
+    np.maximum.at(best, pairs // len(kinds), rows)
+    share, guess = float(best.sum()) / len(label), np.bincount(codes).max() / len(label)
+    return share if share > _AGREES and 1 - share < (1 - guess) / 2 else 0.0
 
 
 def _equal_columns(seen: SeenData) -> Iterator[str]:
@@ -232,50 +245,6 @@ def _names_alike(seen: SeenData) -> Iterator[str]:
             )
 
 
-def _totals(seen: SeenData) -> Iterator[str]:
-    """Say that the last row of a table holds the sums or the means of the others."""
-    for raw in seen.raws if seen.raws[0].kind.agreed else ():
-        columns = [c.drop_null().to_numpy() for c in raw.images.columns if pa.types.is_floating(c.type)]
-        columns = [c for c in columns if len(c) >= _COPIED and c[:-1].min() < c[:-1].max()]
-        for what, total in (("means", np.mean), ("sums", np.sum)) if len(columns) > 1 else ():
-            with np.errstate(over="ignore", invalid="ignore"):
-                if all(abs(c[-1] - total(c[:-1])) < _SAME * np.ptp(c[:-1]) for c in columns):
-                    yield f"the last row of {raw.source} holds the {what} of the rows above: leave it out"
-
-
-def _like(values: NDArray[np.float64], label: NDArray[np.float64], numbers: bool) -> list[int]:
-    """Return the columns (n, d) that are a one-to-one function of the label (n,); of numbers, one that keeps order."""
-    order = np.argsort(label, kind="stable")
-    steps, new = np.diff(values[order], axis=0), np.diff(label[order]) > 0
-    if numbers:  # labels may have been rounded to float32
-        ordered = (steps >= 0).all(axis=0) | (steps <= 0).all(axis=0)
-        many = _NEARLY * (1 + new.sum())
-        return [int(k) for k in np.flatnonzero(ordered) if len(np.unique(values[:, k])) >= many]
-    moved = (steps != 0) == new[:, None]  # values change where the label does
-    first = values[order][[0, *(np.flatnonzero(new) + 1)]]  # a value for each class
-    return [int(k) for k in np.flatnonzero(moved.all(axis=0)) if len(np.unique(first[:, k])) == len(first)]
-
-
-def _agreement(column: NDArray[np.float64], label: NDArray[np.float64], numbers: bool) -> float:
-    """Return in which share of rows a column with few values tells the class, or is the number to predict; 0 if in few.
-
-    That is at most 99.5 %, or hardly more than the commonest class has.
-    """
-    if numbers:
-        share = float(np.isclose(column, label, rtol=1e-6, atol=0).mean())  # labels may have been float32
-        return share if share > _AGREES else 0.0
-    kinds, codes = np.unique(label, return_inverse=True)
-    if len(np.unique(column[:_PEEK])) > len(kinds) + 1:  # one for a missing value
-        return 0.0
-    values, places = np.unique(column, return_inverse=True)
-    if not 2 <= len(values) <= len(kinds) + 1:
-        return 0.0
-    table = np.zeros((len(values), len(kinds)))
-    np.add.at(table, (places, codes), 1)
-    share, guess = table.max(axis=1).sum() / len(label), table.sum(axis=0).max() / len(label)
-    return float(share) if share > _AGREES and 1 - share < (1 - guess) / 2 else 0.0
-
-
 def _rare_labels(seen: SeenData) -> Iterator[str]:
     """Name classes that all samples have, or one, and labels that all have, none, or exactly one of."""
     data, source = seen.data, seen.source
@@ -303,20 +272,6 @@ def _rare_labels(seen: SeenData) -> Iterator[str]:
             )
 
 
-def _probabilities(seen: SeenData) -> Iterator[str]:
-    """Say that numbers to predict are probabilities of classes."""
-    y = seen.data.train.y
-    if (
-        isinstance(seen.data.task, Regression)
-        and y.ndim == 2
-        and bool(((y >= 0).all(1) & ((y.sum(1) - 1).abs() < 1e-3)).all())
-    ):
-        yield (
-            f"the labels of each row of {seen.source} add up to 1, as probabilities of classes do, and are learned as "
-            "numbers: give the likeliest class, if classes are meant"
-        )
-
-
 def _repeated_rows(seen: SeenData) -> Iterator[str]:
     """Name a column if many rows differ in it alone, as after a join of a table with its visits."""
     x, y = seen.data.train.x, seen.data.train.y
@@ -336,29 +291,6 @@ def _repeated_rows(seen: SeenData) -> Iterator[str]:
             f"{most:,} of {len(x):,} training rows of {seen.source} equal another in all but {name}, so such a row may "
             "be in training and in the test: if a join repeated them, keep one; if they are about the same, name whom "
             "by --subject-column"
-        )
-
-
-def _stored_again(seen: SeenData) -> Iterator[str]:
-    """Say how many test images are nearly a training image, as if one was stored with losses."""
-    train, test = seen.data.train.x, seen.data.test.x
-    if train.ndim != 4 or train.dtype != torch.uint8 or seen.prints is None:
-        return
-    known = {*seen.prints[0]}
-    rows = [k for k, print_ in enumerate(seen.prints[1]) if print_ not in known]
-    rows = rows[:: len(rows) // _PEEK + 1]
-    small, other = (
-        F.adaptive_avg_pool2d(part.float(), _SIDE).flatten(1)
-        for part in (train[:: len(train) // _ROWS + 1], test[rows])
-    )
-    if len(small) < _MANY or not rows:
-        return
-    near = torch.cdist(other, small).topk(2, largest=False).values / small.shape[1] ** 0.5
-    found = int(((near[:, 0] <= _LEVELS) & (near[:, 0] * _NEARER <= near[:, 1])).sum())
-    if found >= max(2, _SEVERAL * len(rows)):
-        yield (
-            f"{found:,} of {len(rows):,} test images of {seen.source} that were looked at are nearly a training image, "
-            "as if it was compressed again: take out pictures that are twice"
         )
 
 
@@ -458,17 +390,6 @@ def _joined_names(seen: SeenData) -> Iterator[str]:
                     "as one of its own: if several hold at once, give each a column of 0 and 1 (several "
                     "--label-column, if they are labels)"
                 )
-
-
-def _lone_subjects(seen: SeenData) -> Iterator[str]:
-    """Say that a column of subjects keeps no rows together, because it names visits or samples."""
-    column, named = seen.reading.subject_column, [raw.subject for raw in seen.raws if raw.subject is not None]
-    rows = sum(map(len, named))
-    if rows >= _MANY and _RECORDS.search(column.lower()) and len(np.unique(np.concatenate(named))) == rows:
-        yield (
-            f"each row of {seen.source} has its own value in --subject-column {column}, so no rows are kept together: "
-            "name the column that says whom they are about"
-        )
 
 
 def _subjects_written_alike(seen: SeenData) -> Iterator[str]:
@@ -639,19 +560,14 @@ def _rows_in_both(seen: SeenData) -> Iterator[str]:
     else:
         fine = seen.given and len(known) >= ROWS_DIFFER * len(rows)
         expected = len(rows) * len(own) * max(chance(train.x), twice(known) if fine else 0.0)
-        copies = (fine or _tell_apart(train.x, len(known))) and improbable(equal, expected)
+        x = train.x  # equal samples are copies if they are images or signals, or rows that one column tells apart
+        apart = x.ndim > 2 or any(len(np.unique(column)) >= _NEARLY * len(known) for column in x.cpu().numpy().T)
+        copies = (fine or (apart and x.dtype != torch.int64)) and improbable(equal, expected)
     if copies:
         yield (
             f"{equal:,} of {len(test):,} test rows equal a training row, so the test is too easy: take out rows that "
             "are twice"
         )
-
-
-def _tell_apart(x: Tensor, different: int) -> bool:
-    """Return whether equal samples (n, ...) are copies: images, signals, or rows that one column tells apart."""
-    if x.dtype == torch.int64 or x.ndim > 2:
-        return x.dtype != torch.int64
-    return any(len(np.unique(column)) >= _NEARLY * different for column in x.cpu().numpy().T)
 
 
 def _classes_in_test_only(seen: SeenData) -> Iterator[str]:
@@ -668,11 +584,9 @@ def _classes_in_test_only(seen: SeenData) -> Iterator[str]:
 
 _DOUBTS = (
     *(_ids, _splits, _rare_labels, _copied_labels, _two_labels, _equal_columns, _times_without_events),
-    *(_names_alike, _totals),
-    *(_names_of_missing, _nearly_alike, _files_of_patients, _small_groups, _given_tests, _rows_in_both),
+    *(_names_alike, _names_of_missing, _nearly_alike, _files_of_patients, _small_groups, _given_tests, _rows_in_both),
     *(_classes_in_test_only, _bare_samples, _odd_texts, _told_by_words, _same_samples),
-    *(_joined_names, _lone_subjects, _subjects_written_alike),
-    *(_probabilities, _repeated_rows, _stored_again),
+    *(_joined_names, _subjects_written_alike, _repeated_rows),
     *MORE_DOUBTS,
 )
 """what is looked for; each yields a line for what it finds"""

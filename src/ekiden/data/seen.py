@@ -16,6 +16,10 @@ from ekiden.data.undecoded import Raw
 
 LARGE = 1 << 28
 """bytes of samples that are not compared"""
+ROWS, MOST_SILOS = 20, 200
+"""rows from which a silo is compared with others, and how many silos are"""
+LOOKED_AT, _OF_EACH = 8000, 100
+"""samples of all silos that are compared, and the least of each: every silo is compared with all others"""
 _CROWD = 2_000_000  # samples that are not compared: their prints would need a gigabyte
 
 
@@ -39,6 +43,15 @@ class SeenData:
         """Return which training rows each natural owner holds; none without owners."""
         group = self.data.train.group
         return {} if group is None else {o: (group == k).nonzero()[:, 0] for k, o in enumerate(self.data.groups)}
+
+    @cached_property
+    def compared(self) -> dict[str, Tensor]:
+        """Return rows of each silo with enough of them; none if there is nothing to compare."""
+        rows = {o: at for o, at in self.rows.items() if len(at) >= ROWS}
+        if not 1 < len(rows) <= MOST_SILOS:
+            return {}
+        most = max(_OF_EACH, LOOKED_AT // len(rows))
+        return {o: at[:: max(1, len(at) // most)] for o, at in rows.items()}
 
     @property
     def names(self) -> Iterator[tuple[str, Sequence[str]]]:

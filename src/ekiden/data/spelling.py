@@ -1,8 +1,8 @@
 """Find names of classes, categories and silos that are written in several ways, and make them one if the user says so.
 
-Names are alike if they differ in case, blanks, hyphens or characters that nobody sees only; or if all names of a column
-mean yes or no: yes, Y, true and 1 are one. Subjects are alike also if their numbers differ in leading zeros, as 001 and
-1 or P-01 and P1, unless a silo has both.
+Names are alike if they differ in case, blanks, hyphens, quotation marks or characters that nobody sees only; or if all
+names of a column mean yes or no: yes, Y, true and 1 are one. They are alike also if their numbers differ in leading
+zeros, as 001 and 1 or P-01 and P1, unless a silo has both.
 """
 
 import re
@@ -27,15 +27,21 @@ Spelling = Literal["", "merge", "keep"]
 _YES, _NO = ("yes", "y", "true", "t", "1", "ja", "j", "oui", "si"), ("no", "n", "false", "f", "0", "nein", "non")
 _TRUTH = dict.fromkeys(_YES, "yes") | dict.fromkeys(_NO, "no")
 _MANY = 1000  # different texts in a column; more are hardly names of categories
+_SIGNS = str.maketrans(
+    dict.fromkeys("\u2018\u2019\u201a\u201b\u02bc\u00b4`\u2032", "'")
+    | dict.fromkeys("\u201c\u201d\u201e\u201f\u2033", '"')
+    | dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-")
+)
+"""quotation marks and dashes that programs set in place of plain ones"""
 _SHORT = 4  # letters of an abbreviation
 _AGREED = "agreed"
-_SUBJECTS = "the subject column"
-ALIKE = "names that differ in case, blanks or hyphens only, or mean the same"
+ALIKE = "names that differ in case, blanks, signs or leading zeros only, or mean the same"
 
 
 def fold(name: str) -> str:
-    """Return a name without differences in case, blanks, hyphens and the form of characters."""
-    seen = "".join(c for c in unicodedata.normalize("NFKC", garbled(name) or name) if unicodedata.category(c) != "Cf")
+    """Return a name without differences in case, blanks, hyphens, quotation marks and the form of characters."""
+    plain = (garbled(name) or name).translate(_SIGNS)
+    seen = "".join(c for c in unicodedata.normalize("NFKC", plain) if unicodedata.category(c) != "Cf")
     return " ".join(re.sub(r"(?<=\w)[-_](?=\w)", " ", seen.casefold()).split())
 
 
@@ -46,29 +52,30 @@ def folded(names: Iterable[str]) -> dict[str, str]:
 
 
 def bare_id(name: str) -> str:
-    """Return a subject's name without differences of spelling, leading zeros and blanks."""
-    return re.sub(r"(?<!\d)0+(?=\d)", "", fold(name)).replace(" ", "")
+    """Return a name without differences of spelling, leading zeros, and blanks except those between numbers."""
+    return re.sub(r"(?<![\d.,])0+(?=\d)|(?<!\d) | (?!\d)", "", fold(name))
 
 
-def _folded_ids(silos: Mapping[str, Iterable[str]]) -> dict[str, str]:
-    """Return what each subject is without differences of spelling, and without leading zeros, if no silo has both."""
-    found = {name: fold(name) for each in silos.values() for name in each}
-    bare = {name: bare_id(name) for name in found}
+def _keys(silos: Mapping[str, Iterable[str]], zeros: bool) -> dict[str, str]:
+    """Return what each name is without differences of spelling, and without leading zeros if no silo has both."""
+    found = folded(dict.fromkeys(name for each in silos.values() for name in each))
+    bare = {name: bare_id(key) for name, key in found.items()}
     both = any(len({bare[name] for name in each}) < len({found[name] for name in each}) for each in silos.values())
-    return found if both else bare
+    return bare if zeros and not both else found
 
 
-def spellings(names: Mapping[str, Mapping[str, int]], column: str = "") -> list[list[tuple[str, list[str]]]]:
+def spellings(names: Mapping[str, Mapping[str, int]], zeros: bool = False) -> list[list[tuple[str, list[str]]]]:
     """Return for each name that is written in several ways the spellings, the commonest first, each with its silos.
 
-    `names` says for each silo how many rows have each name, and `column` what they are names of.
+    `names` says for each silo how many rows have each name, and `zeros` that leading zeros may be a difference: silos
+    have files of their own.
     """
     rows, silos = counted_together([*names.values()]), dict[str, list[str]]()
     for silo, found in names.items():
         for name in found:
             silos.setdefault(name, []).append(silo)
     alike: dict[str, list[str]] = {}
-    for name, key in (_folded_ids(names) if column == _SUBJECTS else folded(silos)).items():
+    for name, key in _keys(names, zeros).items():
         alike.setdefault(key, []).append(name)
     return [
         [(name, silos[name]) for name in sorted(each, key=lambda n: (-rows[n], natural(n)))]
@@ -77,26 +84,29 @@ def spellings(names: Mapping[str, Mapping[str, int]], column: str = "") -> list[
     ]
 
 
-def refuse_spellings(names: Mapping[str, Mapping[str, Mapping[str, int]]]) -> None:
-    """Refuse names that are alike, given how many rows have each, for each column and silo."""
-    if pairs := _pairs(names):
+def refuse_spellings(names: Mapping[str, Mapping[str, Mapping[str, int]]], apart: Collection[str] = ()) -> None:
+    """Refuse names that are alike, given how many rows have each, for each column and silo.
+
+    In columns that are `apart`, 01 is not 1.
+    """
+    if pairs := _pairs(names, apart):
         raise UserError(
             f"{pairs}: {ALIKE}. Take them as one by --spelling=merge (spelling in silo.toml), or as different by "
             "--spelling=keep"
         )
 
 
-def _pairs(names: Mapping[str, Mapping[str, Mapping[str, int]]]) -> str:
+def _pairs(names: Mapping[str, Mapping[str, Mapping[str, int]]], apart: Collection[str]) -> str:
     """Return in words which names are alike; empty if none are."""
-    found = [(column, ways) for column, each in names.items() for ways in spellings(each, column)]
+    found = [(column, ways) for column, each in names.items() for ways in spellings(each, column not in apart)]
     written = [(column, " and ".join(f"{name!r} ({listed(silos)})" for name, silos in ways)) for column, ways in found]
     return listed((f"{column} has {names}" for column, names in written), sign="; ")
 
 
-def merging(names: Mapping[str, Mapping[str, int]], known: Sequence[str] = (), column: str = "") -> dict[str, str]:
+def merging(names: Mapping[str, Mapping[str, int]], known: Sequence[str] = (), zeros: bool = False) -> dict[str, str]:
     """Return the spelling to use for each name that is written in another way: a known one, or else the commonest."""
     rows = counted_together([*names.values()])
-    keys = _folded_ids(names) if column == _SUBJECTS else folded({*rows, *known})
+    keys = _keys({**names, _AGREED: known}, zeros)
     wanted = {keys[name]: name for name in reversed(known)}
     for name in sorted(rows, key=lambda n: (-rows[n], natural(n))):
         wanted.setdefault(keys[name], name)
@@ -133,14 +143,15 @@ def spelled(
     agreed: dict[str, Sequence[str]] = {label: classes}
     table = Table.of(known)
     agreed |= {f"column {c!r}": v for c, v in zip(table.categorical, table.vocabularies, strict=False)}
+    apart = () if any(silos) else {*found} - {"the subject column"}  # one file writes a code in one way
     if not how:
         written = {what: {_AGREED: dict.fromkeys(agreed.get(what, ()), 0), **each} for what, each in found.items()}
         if not raws[0].given or any(silos):
-            refuse_spellings(written)
-        elif pairs := _pairs(written):  # arrays of one owner, whose names are not read
+            refuse_spellings(written, apart)
+        elif pairs := _pairs(written, apart):  # arrays of one owner, whose names are not read
             tell(f"{pairs}: {ALIKE}")
         return list(raws)
-    instead = {what: merging(each, agreed.get(what, ()), what) for what, each in found.items()}
+    instead = {what: merging(each, agreed.get(what, ()), what not in apart) for what, each in found.items()}
     columns = {column: instead[what] for what, column in texts.items()}
     parts = {part: instead[what] for what, part in owners.items()} | {"label": instead.get(label, {})}
     return [_renamed(raw, columns, parts) for raw in raws]

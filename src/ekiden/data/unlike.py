@@ -4,9 +4,8 @@ All samples are here, so nothing has to be told. Between machines silos tell no 
 seen.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, product
-from math import log
 from typing import Any
 
 import numpy as np
@@ -19,27 +18,26 @@ from ekiden.base.errors import listed
 from ekiden.data.copies import chance, rows_of_several
 from ekiden.data.kinds import Arrays, Inputs, Table
 from ekiden.data.kinds.arrays import LEADS, SHORTEST
-from ekiden.data.seen import SeenData
+from ekiden.data.seen import LOOKED_AT, MOST_SILOS, ROWS, SeenData
 from ekiden.data.spelling import numbered_from_two
 from ekiden.data.tasks import Classification, MultiLabel, Segmentation, Survival
 
 _SEVERAL = 0.01  # share of signals with a fault
 _MANY, _PEEK, _VALUES = 30, 512, 1 << 24  # signals, or different values, that mean something; and those looked at
-_MOST_SILOS, _MOST_CLASSES = 200, 20
+_MOST_CLASSES = 20
 _EXPECTED = 5.0  # samples with a label that a silo without any should have
 _SUBJECTS = 10  # that two silos share
 _MOST_VALUES = 512  # of a sample from which labels are foretold
-_ROWS = 20  # from which a silo is compared
-_LOOKED_AT, _OF_EACH = 8000, 100  # samples of all silos, and the least of each: every silo is compared with all others
 _SURE = 5.0  # standard errors of a difference that is not chance
 _AS_LARGE = 0.5  # times as large as elsewhere is a difference with the other sign
+_TOLD, _LOST = 1.0, 0.2  # deviations that tell classes apart, and share of them that hardly does
+_TURNED_SHARE = 0.45  # of values that a silo has otherwise
 _SIDE = 8  # pixels of a mean picture
 _LEVELS, _NEARER = 6.0, 3.0  # grey levels between mean pictures, and how many times nearer the turned one is
 _FASTER = 0.33  # logarithm of a factor between frequencies, 1.4
-_SKEWED = 0.5  # skewness of signals that have an upper and a lower side
 _CUT = 0.1  # share of values at the end of their range from which it is not chance
-_ALIKE = 0.7  # cosine between means of embeddings of one model
 _DECIMALS, _DIFFERENT = 4, 3  # that are looked for, in at least so many different numbers
+_MOSTLY = 0.7  # share of numbers with more decimals than a silo that rounded them has
 
 _TURNED: Mapping[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "are negatives": (lambda m: m, lambda m: 255 - m),
@@ -52,22 +50,13 @@ _TURNED: Mapping[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tenso
 """what may be wrong with pictures: what is compared of a mean picture (C, H, W), and what undoes it"""
 
 
-def _compared_rows(seen: SeenData) -> dict[str, Tensor]:
-    """Return rows of each silo with enough of them; none if there is nothing to compare."""
-    rows = {o: at for o, at in seen.rows.items() if len(at) >= _ROWS}
-    if not 1 < len(rows) <= _MOST_SILOS:
-        return {}
-    most = max(_OF_EACH, _LOOKED_AT // len(rows))
-    return {o: at[:: max(1, len(at) // most)] for o, at in rows.items()}
-
-
 def _swapped_labels(seen: SeenData) -> Iterator[str]:
-    """Name two classes that a linear model of the other silos tells apart, but the other way round at a silo."""
-    data, rows = seen.data, _compared_rows(seen)
+    """Name two classes that a linear model of other silos tells apart, but at a silo not, or the other way round."""
+    data, rows = seen.data, seen.compared
     parts = {name: (data.train, at) for name, at in rows.items()}
-    if not rows and seen.given and min(len(data.train), len(data.test)) >= _ROWS:
+    if not rows and seen.given and min(len(data.train), len(data.test)) >= ROWS:
         both = {"the training part": data.train, "the test part": data.test}
-        parts = {name: (part, torch.arange(len(part))[: _LOOKED_AT // 2]) for name, part in both.items()}
+        parts = {name: (part, torch.arange(len(part))[: LOOKED_AT // 2]) for name, part in both.items()}
     if not isinstance(data.task, Classification) or not 2 <= len(data.classes) <= _MOST_CLASSES or not parts:
         return
     values = {name: _values(part.x[at], data.inputs) for name, (part, at) in parts.items()}
@@ -87,16 +76,25 @@ def _swapped_labels(seen: SeenData) -> Iterator[str]:
         weights = torch.linalg.solve(ridge, products - told)
         here = x[name] @ weights, y[name]
         there = torch.cat([x[n] @ weights for n in others]), torch.cat([y[n] for n in others])
-        swapped = []
+        swapped, lost = list[str](), list[str]()
         for a, b in combinations(range(len(data.classes)), 2):
             usual, _ = _apart(*there, a, b)
-            apart, sure = _apart(*here, a, b)
-            if apart < -_AS_LARGE * usual < 0 and sure < -_SURE:
+            apart, error = _apart(*here, a, b)
+            if apart < -_AS_LARGE * usual < 0 and apart < -_SURE * error:
                 swapped.append(f"{data.classes[a]!r} and {data.classes[b]!r}")
+            elif data.inputs.agreed and len(others) > 1 and abs(apart) <= _LOST * usual:
+                least = min(_apart(x[n] @ weights, y[n], a, b)[0] for n in others)
+                if 0 < error * _SURE <= least and least >= _TOLD:
+                    lost.append(f"{data.classes[a]!r} and {data.classes[b]!r}")
         if swapped:
             yield (
                 f"what tells {listed(swapped)} apart elsewhere tells them the other way round at {shown}: check "
                 "that labels were not swapped"
+            )
+        if lost:
+            yield (
+                f"what tells {listed(lost)} apart at all other silos tells nothing at {shown}: check that labels are "
+                "in the rows that they belong to, as after a join"
             )
 
 
@@ -107,14 +105,13 @@ def _compared(silos: list[str]) -> Iterator[tuple[str, list[str], str]]:
 
 
 def _apart(scores: Tensor, y: Tensor, a: int, b: int) -> tuple[float, float]:
-    """Return how far scores (n, K) put samples of two classes apart: in deviations, and in standard errors."""
+    """Return how many deviations scores (n, K) put samples of two classes apart, and the standard error of that."""
     margin = scores[:, a] - scores[:, b]
     one, other = margin[y == a], margin[y == b]
-    if min(len(one), len(other)) < _ROWS / 2:
+    if min(len(one), len(other)) < ROWS / 2:
         return 0.0, 0.0
     spread = float(((one.var() + other.var()) / 2).sqrt()) or 1e-12
-    apart = float(one.mean() - other.mean()) / spread
-    return apart, apart / (1 / len(one) + 1 / len(other)) ** 0.5
+    return float(one.mean() - other.mean()) / spread, (1 / len(one) + 1 / len(other)) ** 0.5
 
 
 def _values(x: Tensor, inputs: Inputs) -> Tensor | None:
@@ -136,7 +133,7 @@ def _values(x: Tensor, inputs: Inputs) -> Tensor | None:
 
 def _turned_pictures(seen: SeenData) -> Iterator[str]:
     """Name silos whose mean picture is much nearer to that of the others if colours or sides change places."""
-    x, rows = seen.data.train.x, _compared_rows(seen)
+    x, rows = seen.data.train.x, seen.compared
     if x.ndim != 4 or x.dtype != torch.uint8:
         return
     small = {name: F.adaptive_avg_pool2d(x[at].double(), _SIDE).cpu() for name, at in rows.items()}
@@ -220,85 +217,76 @@ def _overlap(one: NDArray[Any], following: NDArray[Any]) -> bool:
 
 
 def _odd_signals(seen: SeenData) -> Iterator[str]:
-    """Name silos whose signals are upside down, or change more slowly or faster, in each class that others have."""
-    data, rows = seen.data, _compared_rows(seen)
+    """Name silos whose signals change more slowly or faster than others', in each class that others have."""
+    data, rows = seen.data, seen.compared
     x = data.train.x
     if not _are_signals(x):
         return
     told = {
-        name: {k: _signal(x[at[y == k]]) for k in np.unique(y).tolist() if (y == k).sum() >= _ROWS / 2}
+        name: {k: _frequency(x[at[y == k]]) for k in np.unique(y).tolist() if (y == k).sum() >= ROWS / 2}
         for name, at in rows.items()
         for y in [data.train.y[at] if isinstance(data.task, Classification) else torch.zeros(len(at))]
     }
     for name, others, shown in _compared([*rows]):
         pairs = [(own, [told[n][k] for n in others if k in told[n]]) for k, own in told[name].items()]
-        pairs = [(own, each) for own, each in pairs if each]
-        steps = [own[0] - torch.stack(each)[:, 0] for own, each in pairs]  # between logarithms of frequencies
-        if steps and all(abs(s.mean()) >= max(_FASTER, 2 * np.ptp(s.numpy())) for s in steps):
-            factor = float(torch.cat(steps).mean().exp())
-            if all(bool(s.mean() > 0) == (factor > 1) for s in steps):
+        steps = [own - np.array(each) for own, each in pairs if each]
+        if steps and all(abs(s.mean()) >= max(_FASTER, 2 * np.ptp(s)) for s in steps):
+            factor = float(np.exp(np.concatenate(steps).mean()))
+            if all((s.mean() > 0) == (factor > 1) for s in steps):
                 yield (
                     f"signals of {shown} change {max(factor, 1 / factor):.2g} times as fast or as slowly as at other "
                     "silos: bring all to one sampling rate, if theirs differ"
                 )
-        turned = torch.stack(
-            [(own * torch.stack(e).mean(0) < -(_SKEWED**2))[1:] for own, e in pairs] or [x.new_zeros(1)]
-        )
-        if turned.all(0).any():
-            yield f"signals of {shown} seem as if they are upside down, compared with other silos: check their polarity"
 
 
-def _signal(x: Tensor) -> Tensor:
-    """Return (1 + C,) for signals (n, C, T): the logarithm of their median frequency, and each channel's skewness."""
+def _frequency(x: Tensor) -> float:
+    """Return the logarithm of the median frequency of signals (n, C, T)."""
     x = x.double().cpu()
-    x = x - x.mean(2, keepdim=True)
-    power = torch.fft.rfft(x).abs().square().sum(1)
+    power = torch.fft.rfft(x - x.mean(2, keepdim=True)).abs().square().sum(1)
     below = power.cumsum(1) / power.sum(1, keepdim=True).clamp(min=1e-300)
     at = (below < 0.5).sum(1).clamp(1, power.shape[1] - 1)[:, None]
     before, here = below.gather(1, at - 1), below.gather(1, at)
-    frequency = at - (here - 0.5) / (here - before).clamp(min=1e-12)
-    spread = x.square().mean(2).sqrt().clamp(min=1e-12)
-    return torch.cat([frequency.clamp(min=0.1).log().median()[None], (x.pow(3).mean(2) / spread**3).mean(0)])
+    return float((at - (here - 0.5) / (here - before).clamp(min=1e-12)).clamp(min=0.1).log().median())
 
 
 def _turned_shares(seen: SeenData) -> Iterator[str]:
-    """Name silos that have as much of one value as others have of another: masks, events, columns of two values."""
-    data, rows = seen.data, _compared_rows(seen)
+    """Name silos that have as much of one value as others have of another: masks, events, columns of a few values."""
+    data, rows = seen.data, seen.compared
     y = {name: data.train.y[at].cpu().numpy() for name, at in rows.items()}
-    odds = dict[str, dict[str, float]]()
+    held = dict[str, dict[str, NDArray[np.float64]]]()
     if isinstance(data.task, Segmentation):
         for a, b in combinations(range(len(data.classes)), 2):
             what = f"masks of %s seem to have {data.classes[a]!r} and {data.classes[b]!r} changed places"
-            odds[what] = {n: _odds(v == a, v == b) for n, v in y.items()}
+            held[what] = {n: _shares(v, [a, b]) for n, v in y.items()}
     if isinstance(data.task, Survival):
-        what = "events of %s seem to mean that there was none"
-        odds[what] = {n: _odds(v[:, 1] == 0, v[:, 1] == 1) for n, v in y.items()}
+        held["events of %s seem to mean that there was none"] = {n: _shares(v[:, 1], [0, 1]) for n, v in y.items()}
     if isinstance(data.task, MultiLabel) and len(rows) > 2:
         for k, name in enumerate(data.classes):
-            odds[f"the label {name!r} of %s seems to be inverted"] = {
-                n: _odds(v[:, k] == 0, v[:, k] == 1) for n, v in y.items()
-            }
+            held[f"the label {name!r} of %s seems to be inverted"] = {n: _shares(v[:, k], [0, 1]) for n, v in y.items()}
     for column, each in _columns(seen) if len(rows) > 2 else ():
-        low, *more = np.unique(np.concatenate([*each.values()])).tolist() or [0]
-        if len(more) == 1:
-            what = f"column {column!r} of %s seems to have {low:g} and {more[0]:g} changed places"
-            odds[what] = {n: _odds(v == low, v == more[0]) for n, v in each.items()}
-    for what, silos in odds.items():
+        values = np.unique(np.concatenate([*each.values()])).tolist()
+        if 2 <= len(values) <= _MOST_CLASSES:
+            how = "have {:g} and {:g} changed places" if len(values) == 2 else "count the other way round, {:g} to {:g}"
+            what = f"column {column!r} of %s seems to {how.format(values[0], values[-1])}"
+            held[what] = {n: _shares(v, values) for n, v in each.items()}
+    for what, silos in held.items():
         for name, others, shown in _compared([*silos]):
-            here, *there = (silos[n] for n in (name, *others))
-            usual = min(there, key=abs) * all(t * there[0] > 0 for t in there)
-            if abs(usual) > 1 and abs(here + usual) < abs(usual) / 2:
+            here, there = silos[name], [silos[n] for n in others]
+            usual = np.mean(there, axis=0)
+            apart, *alike = (np.abs(one - usual).sum() / 2 for one in (here, here[::-1], *there))
+            if apart >= _TURNED_SHARE and apart >= _NEARER * max(alike):
                 yield f"{what % shown}, compared with other silos: check them"
 
 
-def _odds(one: NDArray[np.bool_], other: NDArray[np.bool_]) -> float:
-    """Return the logarithm of how many times as often one value occurs as another."""
-    return log((float(one.mean()) + 1e-9) / (float(other.mean()) + 1e-9))
+def _shares(values: NDArray[Any], wanted: Sequence[float]) -> NDArray[np.float64]:
+    """Return the shares (k,) of some values among all that are one of these."""
+    counts = np.array([(values == one).sum() for one in wanted], dtype=np.float64)
+    return np.asarray(counts / max(counts.sum(), 1))
 
 
 def _columns(seen: SeenData) -> Iterator[tuple[str, dict[str, NDArray[np.float64]]]]:
     """Yield the unscaled columns of numbers, each with the values (n,) that silos with enough rows have."""
-    table, rows = Table.of(seen.data.inputs), _compared_rows(seen)
+    table, rows = Table.of(seen.data.inputs), seen.compared
     for k, column in enumerate(() if table.scale or not rows else table.numeric):
         each = {name: seen.data.train.x[at, k].cpu().numpy() for name, at in rows.items()}
         yield column, {name: v[~np.isnan(v)] for name, v in each.items()}
@@ -309,21 +297,19 @@ def _otherwise_written(seen: SeenData) -> Iterator[str]:
     rounded, cut, counted, named = list[str](), list[str](), list[str](), list[str]()
     for column, each in _columns(seen):
         found = {n: np.unique(v, return_counts=True) for n, v in each.items()}
-        decimals = {n: _decimals(d) for n, (d, _) in found.items() if len(d) >= _DIFFERENT}
-        least, *usual = sorted(decimals.values()) or [0]
-        if len(usual) > 1:
-            rounded += [f"column {column!r} at {n}" for n, d in decimals.items() if d == least < usual[0]]
-        for end in (0, -1) if min(len(d) for d, _ in found.values()) >= _ROWS else ():
+        if len(each) > 2 and min(len(d) for d, _ in found.values()) >= _DIFFERENT:
+            rounded += [f"column {column!r} at {n}" for n in each if _rounded(n, each)]
+        for end in (0, -1) if min(len(d) for d, _ in found.values()) >= ROWS else ():
             ends = {n: (counts[end] / counts.sum(), counts[end]) for n, (_, counts) in found.items()}
             (second, _), (most, rows) = sorted(ends.values())[-2:]
-            if most >= _CUT and rows >= _ROWS / 2 and second <= _CUT / 5:
+            if most >= _CUT and rows >= ROWS / 2 and second <= _CUT / 5:
                 name = next(n for n, one in ends.items() if one == (most, rows))
                 cut.append(f"{most:.0%} of column {column!r} at {name} ({found[name][0][end]:g})")
         if all(0 < len(d) <= _MOST_CLASSES and (d == d.round()).all() for d, _ in found.values()):
             whole = {n: {str(int(v)) for v in d} for n, (d, _) in found.items()}
             counted += filter(None, [numbered_from_two(whole, f"column {column!r} is")])
     table = Table.of(seen.data.inputs)
-    rows_of = _compared_rows(seen) if len(seen.rows) > 2 and not table.scale else {}
+    rows_of = seen.compared if len(seen.rows) > 2 and not table.scale else {}
     for k, column in enumerate((*table.numeric, *table.categorical) if rows_of else ()):
         values = [np.unique(seen.data.train.x[at, k].cpu()) for at in rows_of.values()]
         if all(len(v) == 1 for v in values) and len(np.unique(values)) == len(values):
@@ -338,22 +324,17 @@ def _otherwise_written(seen: SeenData) -> Iterator[str]:
             yield f"{listed(lines, sign='; ')}{': ' if lines is counted else ' '}{what}"
 
 
-def _foreign_embeddings(seen: SeenData) -> Iterator[str]:
-    """Name silos whose embeddings point elsewhere than those of all others, as those of another model do."""
-    rows, x = _compared_rows(seen), seen.data.train.x
-    if x.ndim != 2 or not x.is_floating_point() or Table.of(seen.data.inputs).numeric or x.shape[1] < SHORTEST:
-        return
-    mean = {name: F.normalize(x[at].double().mean(0), dim=0).cpu() for name, at in rows.items()}
-    for name in rows if len(rows) > 2 else ():
-        others = torch.stack([m for n, m in mean.items() if n != name])
-        if float((others @ others.T).min()) >= _ALIKE and float((others @ mean[name]).max()) <= _ALIKE / 2:
-            yield f"values of {name} lie elsewhere than those of all other silos: check that one model made all of them"
+def _rounded(silo: str, values: Mapping[str, NDArray[np.float64]]) -> bool:
+    """Return whether a silo's numbers have fewer decimals than most numbers of each other silo have.
 
+    A few numbers with more decimals are by nature: measured to three digits, 0.0987 has one more than 0.123.
+    """
 
-def _decimals(values: NDArray[np.float64]) -> int:
-    """Return how many decimals numbers (n,) have."""
-    fits = (d for d in range(_DECIMALS) if np.allclose(np.round(values, d), values, rtol=1e-9, atol=1e-12))
-    return next(fits, _DECIMALS)
+    def finer(name: str, decimals: int) -> float:
+        return 1 - float(np.isclose(np.round(values[name], decimals), values[name], rtol=1e-9, atol=1e-12).mean())
+
+    own = next((d for d in range(_DECIMALS) if not finer(silo, d)), None)
+    return own is not None and all(finer(name, own) >= _MOSTLY for name in values if name != silo)
 
 
 def _absent_labels(seen: SeenData) -> Iterator[str]:
@@ -380,7 +361,7 @@ def _subjects_of_several(seen: SeenData) -> Iterator[str]:
     if any(part.subject is None or part.group is None for part in both):
         return
     who, at = (torch.cat([getattr(part, name) for part in both]).cpu().numpy() for name in ("subject", "group"))
-    held = {name: {*who[at == k].tolist()} for k, name in enumerate(seen.data.groups[:_MOST_SILOS])}
+    held = {name: {*who[at == k].tolist()} for k, name in enumerate(seen.data.groups[:MOST_SILOS])}
     for (one, here), (other, there) in combinations(held.items(), 2):
         shared, least = len(here & there), min(len(here), len(there))
         if shared >= _SUBJECTS and shared >= least / 2:
@@ -409,6 +390,5 @@ MORE_DOUBTS = (
     _turned_shares,
     _odd_signals,
     _otherwise_written,
-    _foreign_embeddings,
 )
 """what is looked for; each yields a line for what it finds"""

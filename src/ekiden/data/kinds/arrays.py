@@ -145,8 +145,10 @@ def noticed(x: Tensor, what: str) -> Tensor:
     if x.dtype == torch.uint8 and x.ndim == 3:
         return x.unsqueeze(1)
     shape, bytes_ = tuple(x.shape), x.dtype == torch.uint8
-    if x.ndim == 4 and shape[1] not in (1, 3) and (shape[3] <= _MOST_CHANNELS or shape[3] < shape[1] == shape[2]):
-        if bytes_ and shape[3] <= _MOST_CHANNELS < min(shape[1:3]):
+    plain = x.ndim == 4 and shape[1] in (1, 3)  # as images with the channels first
+    narrow = x.ndim == 4 and (shape[3] <= _MOST_CHANNELS or shape[3] < shape[1] == shape[2])
+    if narrow and (not plain or shape[3] == 3 < shape[2]):
+        if bytes_ and not plain and shape[3] <= _MOST_CHANNELS < min(shape[1:3]):
             x = x.movedim(3, 1)
             tell(f"{what} has x of shape {shape}: the channels come last, so they are moved, to {tuple(x.shape)}")
         else:
