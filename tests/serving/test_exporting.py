@@ -239,6 +239,28 @@ def test_an_exported_table_takes_raw_columns(columns: tuple[str, ...], tmp_path:
     np.testing.assert_allclose(softmax(outputs.numpy(), axis=1), answers, atol=1e-5)
 
 
+def test_an_exported_table_takes_dates_as_days(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+
+    def visits() -> pandas.DataFrame:
+        days, size = draw.integers(0, 300, 90), draw.normal(size=90)
+        seen = pandas.Series(pandas.Timestamp("2024-01-01") + pandas.to_timedelta(days, "D"))
+        label = np.where(size > 0, "yes", "no")
+        return pandas.DataFrame({"seen": seen.where(draw.random(90) < 0.8), "size": size, "label": label})
+
+    silos = federate([visits(), visits()], min_count=2)
+    run("fedseq", silos, training=Training(lr=0.01), folder=tmp_path / "run")
+    done = export(tmp_path / "run", "pt2", tmp_path / "model.pt2")
+    assert "days since 1970 for dates (seen), NaN if missing" in done.takes
+    new = visits().drop(columns="label")
+    days = (new["seen"] - pandas.Timestamp(0)) / pandas.Timedelta(days=1)
+    with torch.no_grad():
+        outputs = torch.export.load(str(tmp_path / "model.pt2")).module()(
+            torch.tensor(new.assign(seen=days).to_numpy(np.float64))
+        )
+    torch.testing.assert_close(outputs, load_model(tmp_path / "run")(new).float())
+
+
 def vocabularies(table: Table) -> Iterator[tuple[str, tuple[str, ...]]]:
     yield from zip(table.categorical, table.vocabularies, strict=True)
 

@@ -25,6 +25,8 @@ from ekiden._version import __version__
 from ekiden.base.checks import plain
 from ekiden.base.errors import DataWarning, UserError, unknown
 from ekiden.base.files import disk_error, safetensors_chunks, write
+from ekiden.base.outside import pc
+from ekiden.data.dates import DAY
 from ekiden.data.kinds import Images, Table, Tokens, to_json
 from ekiden.data.tasks import Classification, Regression, recorded
 from ekiden.models.pretrained import Decoder, Encoder
@@ -104,7 +106,10 @@ def row_parts(raw: Any, table: Table) -> tuple[Tensor, ...]:
 
 def row_columns(raw: Any, table: Table) -> dict[str, Any]:
     """Return raw rows of an Arrow table as the inputs of an ONNX file, by column."""
-    found: dict[str, Any] = {name: np.array(raw[name].to_pylist(), dtype=np.float64) for name in table.numeric}
+    found: dict[str, Any] = {}
+    for name in table.numeric:
+        column = pc.divide(raw[name].cast("int64").cast("float64"), DAY) if name in table.dates else raw[name]
+        found[name] = np.array(column.to_pylist(), dtype=np.float64)
     texts = {name: [text or "" for text in raw[name].to_pylist()] for name in table.categorical}
     return found | {name: np.array(column, dtype=object) for name, column in texts.items()}
 
@@ -112,11 +117,12 @@ def row_columns(raw: Any, table: Table) -> dict[str, Any]:
 def columns_taken(table: Table, *, named: bool) -> str:
     """Return in words what an exported model takes; `named`: whether it has an input for each column."""
     numbers = "number" + "s" * (len(table.numeric) != 1)
+    days = f", days since 1970 for dates ({', '.join(table.dates)})" * bool(table.dates)
     if named:
-        kinds = [f"float64 for {numbers} ({', '.join(table.numeric)}), NaN if missing"] * bool(table.numeric)
+        kinds = [f"float64 for {numbers} ({', '.join(table.numeric)}){days}, NaN if missing"] * bool(table.numeric)
         kinds += [f"text for categories ({', '.join(table.categorical)}), empty if missing"] * bool(table.categorical)
         return f"an input (n,) for each column, by its name: {'; '.join(kinds)}"
-    kinds = [f"float64 numbers (n, {len(table.numeric)}): {', '.join(table.numeric)}, NaN if missing"] * bool(
+    kinds = [f"float64 numbers (n, {len(table.numeric)}): {', '.join(table.numeric)}{days}, NaN if missing"] * bool(
         table.numeric
     )
     kinds += [

@@ -22,6 +22,7 @@ from ekiden.base.errors import UserError, row_text
 from ekiden.base.files import disk_error
 from ekiden.base.outside import pa, pq
 from ekiden.data import frames, holdings
+from ekiden.data.dates import DAY
 from ekiden.data.kinds import Images, Inputs, Table, Tokens, arrays, texts
 from ekiden.data.kinds.images import Notes
 from ekiden.data.raster import split
@@ -295,10 +296,13 @@ def _unknown(known: tuple[str, ...]) -> str:
 
 
 def _arrow(table: Table, numbers: Any, names: Any) -> Any:
-    columns = {
-        name: pa.array(numbers[:, k], pa.float64(), mask=np.isnan(numbers[:, k]))
-        for k, name in enumerate(table.numeric)
-    }
+    columns = {}
+    for k, name in enumerate(table.numeric):
+        lost = np.isnan(numbers[:, k])
+        dates = (
+            np.where(lost, 0, np.rint(numbers[:, k] * DAY)).astype("datetime64[us]") if name in table.dates else None
+        )
+        columns[name] = pa.array(numbers[:, k] if dates is None else dates, mask=lost)
     return pa.table(columns | {name: pa.array(names[k], pa.string()) for k, name in enumerate(table.categorical)})
 
 
