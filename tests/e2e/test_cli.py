@@ -29,7 +29,8 @@ from ekiden.engine.folder import RunFolder, read_lines
 from ekiden.engine.method import Method
 from ekiden.methods import FedELMY, FedSeq, Local
 from ekiden.results.result import Result
-from ekiden.runs.plan import judge, stored
+from ekiden.runs.plan import stored
+from ekiden.serving.loading import open_run
 from tests.warm import ekiden
 
 QUICK = ["--epochs", "2", "--threads", "1"]
@@ -217,7 +218,7 @@ def test_tuning_never_looks_at_the_test_data(call: Call) -> None:
         assert torch.equal(client.test.y, before.val.y)
         assert torch.equal(client.train.rows, before.train.rows)
 
-    model = judge(plan, usual, usual).build()
+    model = open_run(folder).build()
     model.load_state_dict(safetensors.torch.load_file(folder / "model.safetensors"))
     x = (usual.dataset.train.x[own] / 255 - usual.dataset.mean[0]) / usual.dataset.std[0]
     with torch.no_grad():

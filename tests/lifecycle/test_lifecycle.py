@@ -361,4 +361,3 @@ def test_far_the_silos_measured_it(place: Place, method: str) -> None:
     assert place.kind.metric in found
     said = ekiden("evaluate", run, *flags, "--metric", place.kind.metric)
     assert said.startswith(place.kind.metric)
-    assert f"loss {found['loss']:.4f}" in said

@@ -15,7 +15,8 @@ from ekiden.engine.setup import read_model
 from ekiden.methods import Ensemble
 from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel, Rule, join
 from ekiden.recipe import Recipe
-from ekiden.runs.plan import Plan, judge
+from ekiden.runs.plan import Plan
+from ekiden.serving.loading import open_run
 from ekiden.training.network import Network
 
 RULES: tuple[Rule, ...] = ("logits", "probabilities", "majority", "class-wise", "counts")
@@ -145,6 +146,6 @@ def test_the_command_line_measures_it(tmp_path: Path) -> None:
     plan: Plan[Method] = Plan(Recipe(Ensemble(epochs=1)), partition="iid", clients=3, hardware=Hardware(threads=1))
     data = plan.federation()
     result = plan.run(tmp_path / "run", data)
-    test = judge(plan, data, data)
+    test = open_run(tmp_path / "run").judge(data)
     weights = read_model(tmp_path / "run", "model.safetensors", test.build)
     assert test.scores(weights).accuracy() == result.accuracy

@@ -20,7 +20,8 @@ from ekiden.methods import Ensemble, FedOV
 from ekiden.methods.one_shot.fedov import Mixed, OpenSet, Vote, attack, without
 from ekiden.models.split import widen
 from ekiden.recipe import Recipe
-from ekiden.runs.plan import Plan, judge
+from ekiden.runs.plan import Plan
+from ekiden.serving.loading import open_run
 from ekiden.training.fit import Work
 from ekiden.training.network import Network
 from tests.methods.test_ensemble import Fixed
@@ -203,7 +204,7 @@ def test_the_command_line_measures_it(tmp_path: Path, model: str) -> None:
     )
     data = plan.federation()
     result = plan.run(tmp_path / "run", data)
-    test = judge(plan, data, data)
+    test = open_run(tmp_path / "run").judge(data)
     scores = test.scores(read_model(tmp_path / "run", "model.safetensors", test.build))
     assert scores.accuracy() == pytest.approx(result.accuracy)
 

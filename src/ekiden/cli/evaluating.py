@@ -10,27 +10,26 @@ from typing import Any, Literal, TypeAlias
 
 from rich.table import Table
 
-from ekiden import data as datasets
 from ekiden.base import outside
 from ekiden.base.checks import Positional, Positive, made, reading
 from ekiden.base.errors import UserError, counted, unknown
 from ekiden.cli.console import console, table_of
 from ekiden.data.kinds import Inputs
-from ekiden.data.samples import said_in
+from ekiden.data.samples import FederatedData, said_in
 from ekiden.data.tasks import Metric, Task, recorded
 from ekiden.data.tasks.base import measured
+from ekiden.engine.evaluation import TestSet
 from ekiden.engine.figures import Figures
 from ekiden.engine.folder import read_config
-from ekiden.engine.method import Method
 from ekiden.engine.ranked import Wanted
-from ekiden.engine.setup import check_same_data, read_model
-from ekiden.engine.subgroups import check_divisions, divisions
+from ekiden.engine.setup import read_model
+from ekiden.engine.subgroups import Division, check_divisions, divisions
 from ekiden.results.recalibration import Recalibration, keep_subgroups, model_in
 from ekiden.results.regressions import baseline_of
-from ekiden.results.result import inputs_of, task_in
+from ekiden.results.result import inputs_of, not_finished, silos_in, task_in
 from ekiden.runs import summary
-from ekiden.runs.plan import Plan, in_memory, judge, stored
-from ekiden.serving.loading import load_model, open_run
+from ekiden.runs.plan import in_memory
+from ekiden.serving.loading import load_model, open_models
 
 Place: TypeAlias = Literal["here", "flower"]
 _GUESS = "always the commonest class"
@@ -103,9 +102,7 @@ def evaluate(options: EvaluateOptions) -> None:
         raise UserError(f"{options.run} has its data in Python: ekiden.evaluate({str(options.run)!r}, silos, by=...)")
     if in_memory(config) and options.weights:
         raise UserError(f"{options.run} has no data here: with --weights give --on flower, or a run on files here")
-    if in_memory(config) and options.data:
-        return _on_other_data(options)
-    if not config.get("on") and (why := in_memory(config)):
+    if not options.data and not config.get("on") and (why := in_memory(config)):
         return _as_measured(options, why)
     _evaluate_here(options, config)
 
@@ -113,12 +110,7 @@ def evaluate(options: EvaluateOptions) -> None:
 def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
     """Measure a run's model on data of this machine."""
     by = divisions(options.by, said_in(config).get("reading", {}).get("group_column", ""))
-    plan, own, data = _planned(options, config)
-    if by:
-        check_divisions(by, data.dataset)
-    test = judge(plan, own, data)
-    if options.threshold is not None and not test.task.measures_all:
-        raise UserError("--threshold is shown with all metrics: add a metric that measures them, --metric auroc")
+    test, data = _judged(options, config, by)
     name = f"personal/{options.client}.safetensors" if options.client else "model.safetensors"
     name = str(options.weights.absolute()) if options.weights else name
     build = test.own if options.client else test.build
@@ -137,19 +129,18 @@ def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
         keep_subgroups(options.run, table["subgroups"])
     groups = {"client": {} if options.data else test.by_client(scores)}
     groups |= {"domain": test.by_domain(scores), "class": test.by_class(scores)}
-    run = summary.summarise(options.run)
-    if run.metrics and not run.finished and not options.weights:
-        steps = plan.recipe.method.steps(len(run.config["clients"]))
-        line = f"the run stopped after step {run.last['step']} of {steps}: this is its model so far"
+    so_far = summary.summarise(options.run)
+    if so_far.metrics and not so_far.finished and not options.weights:
+        line = not_finished(config, so_far.last["step"])
         print(line, file=sys.stderr if options.json else sys.stdout)
     if options.json:
         value = scores.score()
-        found = {headline.name: None if isnan(value) else value, "samples": len(scores)}
+        found = {headline.name: None if isnan(value) else value, "loss": scores.mean_loss(), "samples": len(scores)}
         more = {"metrics": everything, "figures": told.to_json()} if told else {}
         print(json.dumps({**found, **more, **table, **groups}))
         return
-    tuned = "validation samples (the run's --tune)" if plan.tune and not options.data else "test samples"
-    of = "validation samples" if options.calibrate else tuned
+    tuned = " (the run's --tune)" if said_in(config).get("tune") and not options.data else ""
+    of = f"validation samples{tuned}" if tuned or options.calibrate else "test samples"
     known = not told and not options.data and headline.name == "accuracy"
     guess = f" ({_GUESS}: {100 * test.majority:.2f} %)" if known else ""
     console.print(f"{headline.name} {headline.shown(scores.score())}{headline.unit} on {len(scores)} {of}{guess}")
@@ -165,33 +156,24 @@ def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
         console.print(f"mean over {counted(len(each), 'client')}: {headline.name} {mean}{headline.unit}")
 
 
-def _planned(
-    options: EvaluateOptions, config: Mapping[str, Any]
-) -> tuple[Plan[Method], datasets.FederatedData, datasets.FederatedData]:
-    """Return the plan of a run, its own data, and the data on which its model is measured."""
-    plan = stored(options.run)
-    if metric := options.metric or ("" if plan.recipe.metric or not options.calibrate else "auroc"):
-        plan = replace(plan, recipe=replace(plan.recipe, metric=metric))
-    own = plan.federation()
-    if not options.data:
-        check_same_data(config, plan.recipe.method, own, options.run)
-    reading = replace(plan.reading, **_columns(options, own.dataset.inputs))
-    other = replace(plan, reading=reading).other(options.data, own.dataset) if options.data else None
-    data = own if other is None else datasets.split(other, datasets.Iid(), 1, seed=0)
+def _judged(
+    options: EvaluateOptions, config: Mapping[str, Any], by: Sequence[Division]
+) -> tuple[TestSet, FederatedData]:
+    """Return what measures a run's models, and on which data."""
+    run, task = open_models(options.run), task_in(config)
+    if metric := options.metric or ("" if config["recipe"]["metric"] or not options.calibrate else "auroc"):
+        task = replace(task, metric=outside.located(metric))
+        run = replace(run, config={**run.config, "task": recorded(task)})
+    data = silos_in(options.data, config, _columns(options, inputs_of(config))) if options.data else run.data()
     if options.calibrate:
-        _check_calibrate(data.dataset.task, data.dataset.classes)
-        data = own.for_tuning()
-    if data.dataset.task.kind != own.dataset.task.kind:
-        raise UserError(
-            f"the labels of {options.data} are of {data.dataset.task.kind}, the model was trained for "
-            f"{own.dataset.task.kind}: evaluate on data with such labels"
-        )
-    if len(data.dataset.classes) != len(own.dataset.classes):
-        raise UserError(
-            f"{options.data} has {len(data.dataset.classes)} classes, the model was trained on "
-            f"{len(own.dataset.classes)}: evaluate on data with the same classes"
-        )
-    return plan, own, data
+        _check_calibrate(task, data.dataset.classes)
+        data = data.for_tuning()
+    if by:
+        check_divisions(by, data.dataset)
+    test = run.judge(data)
+    if options.threshold is not None and not test.task.measures_all:
+        raise UserError("--threshold is shown with all metrics: add a metric that measures them, --metric auroc")
+    return test, data
 
 
 def _check_weights(options: EvaluateOptions) -> None:
@@ -362,29 +344,6 @@ def _as_measured(options: EvaluateOptions, why: str) -> None:
             table.add_row(one, "-" if value is None else metric.shown(value))
         console.print(table)
     console.print(f"{why}: {again}", soft_wrap=True, highlight=False)
-
-
-def _on_other_data(options: EvaluateOptions) -> None:
-    """Measure a run whose own data are not here: made from Python, or over silos."""
-    if options.client:
-        raise UserError("measure a personal model of this run from Python: ekiden.load_model(RUN, client=NAME)")
-    run = open_run(options.run)
-    task = task_in(run.config)
-    if options.metric:
-        task = replace(task, metric=outside.located(options.metric))
-        run = replace(run, config={**run.config, "task": recorded(task)})
-    row = run.evaluate(options.data, at=options.at, **_columns(options, inputs_of(run.config)))
-    found = {"loss": row["loss"]} | {m.name: row[m.name] for m in measured(task) if m.name in row}
-    found |= row.get("metrics", {})
-    if options.json:
-        print(json.dumps(found))
-        return
-    headline = task.headline
-    value = found.get(headline.name)
-    shown = "-" if value is None else f"{headline.shown(value)}{headline.unit}"
-    console.print(f"{headline.name} {shown}, loss {row['loss']:.4f}")
-    if "figures" in row:
-        _show_figures(made(Figures, row["figures"]), task, run.config["classes"], row["metrics"])
 
 
 def _columns(options: EvaluateOptions, inputs: Inputs) -> dict[str, Any]:

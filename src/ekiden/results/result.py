@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ekiden.base.checks import made
 from ekiden.base.errors import UserError, counted, unknown
 from ekiden.base.outside import require_extra, short
 from ekiden.data.augment import normalise
@@ -315,7 +316,7 @@ class Result:
         Raises:
             UserError: the labels are not times and events, or the rows say nothing about these times.
         """
-        dataset = _silos(data, self.config, columns).dataset
+        dataset = silos_in(data, self.config, columns).dataset
         _check_like(dataset, self.config)
         model, parts = self.load_model(), (dataset.train, dataset.test)
         baseline_of(Baseline(mean=1.0), model.task)
@@ -411,7 +412,7 @@ class Result:
         divided = divisions((by,) if isinstance(by, str) else by, silos_by)
         if (divided or at) and (client or self.weights is None):
             raise UserError("by and at are for a run's global model: leave them out, or measure another run")
-        silos = self.data() if data is None else _silos(data, self.config, columns)
+        silos = self.data() if data is None else silos_in(data, self.config, columns)
         test = self.judge(silos)
         if divided:
             check_divisions(divided, silos.dataset)
@@ -557,20 +558,25 @@ def _has_columns(data: Any) -> bool:
     return isinstance(data, str | os.PathLike) or frames.is_frame(data) or type(data) is dict
 
 
-def _silos(data: Any, config: Mapping[str, Any], columns: Mapping[str, Any]) -> FederatedData:
-    """Return the silos that `data` means; data that are not divided are one silo."""
+def silos_in(data: Any, config: Mapping[str, Any], columns: Mapping[str, Any]) -> FederatedData:
+    """Return the silos that `data` means; data that are not divided are one silo.
+
+    Files and frames are read and scaled as the run's data were; `columns` say otherwise.
+    """
     from ekiden import data as datasets  # noqa: PLC0415  (`import ekiden` stays light)
+    from ekiden.data.columns import Reading  # noqa: PLC0415
 
     if isinstance(data, FederatedData):
         return data
-    chosen = {**said_in(config).get("reading", {}), **columns}
-    chosen.pop("group_column", None)
     if _has_columns(data):
-        inputs = inputs_of(config)
-        plain = isinstance(inputs, Images) and inputs == Images(inputs.size) and not chosen
-        shape = config["input"]["shape"]
-        size = shape[-1] if len(shape) == 3 else None
-        data = datasets.load(data, size=size, like=None if plain else _like(config), **chosen)
+        inputs, said = inputs_of(config), made(Reading, said_in(config).get("reading", {}))
+        chosen = {**said.with_schema().for_model(config["recipe"]["model"]).chosen(), **columns}
+        for column in ("schema", "group_column", "subject_column", "time_column"):  # which other data need not have
+            if column not in columns:
+                chosen.pop(column, None)
+        size = config["input"]["shape"][-1] if inputs.sized else None
+        named = isinstance(data, str) and data in datasets.NAMED and inputs.sized and not chosen
+        data = datasets.load(data, size=size, like=None if named else _like(config), **chosen)
     if not isinstance(data, Dataset):
         data = datasets.from_tensors(data, data, classes=config["classes"])
     return datasets.split(data, datasets.Iid(), 1, seed=0, val_fraction=0)

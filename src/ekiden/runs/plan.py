@@ -13,18 +13,17 @@ from ekiden.base import outside
 from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero, made, plain, reading
 from ekiden.base.errors import UserError, at, unknown
 from ekiden.base.settings import Hardware, Training
-from ekiden.data import NAMED, Dataset, FederatedData, Iid, Reading, join, load, parse, silos, split
+from ekiden.data import Dataset, FederatedData, Iid, Reading, join, load, parse, silos, split
 from ekiden.data.columns import listed
 from ekiden.data.holdings import located_silo
 from ekiden.data.partition import Unmet
 from ekiden.data.samples import Origin
 from ekiden.data.tasks import task_of
 from ekiden.engine.drive import Row
-from ekiden.engine.evaluation import TestSet
 from ekiden.engine.folder import read_config, settings_in
 from ekiden.engine.method import Method
-from ekiden.engine.setup import builder, check_model, check_same_data, resolved_hardware, why_unusable
-from ekiden.engine.worker import Setup, Watch, Worker
+from ekiden.engine.setup import check_same_data
+from ekiden.engine.worker import Watch
 from ekiden.methods import method_named
 from ekiden.recipe import Recipe, recipe_of
 from ekiden.results.result import ModelSource
@@ -118,16 +117,6 @@ class Plan(Checked, Generic[M]):
     def dataset(self) -> Dataset:
         """Return the data before they are divided."""
         return loaded(self.data, self.silos, self.size, self.reading.for_model(self.recipe.model), self.task)
-
-    def other(self, data: str, own: Dataset) -> Dataset:
-        """Return other data to measure a model on, read and scaled as the run's `own` data."""
-        if data in NAMED and own.inputs.sized and self.reading == Reading() and not self.silos:
-            task = "" if self.task == "auto" else self.task
-            return load(data, size=own.shape[-1] if len(own.shape) == 3 else None, task=task)
-        chosen = self.reading.with_schema().for_model(self.recipe.model).chosen()
-        for column in ("schema", "group_column", "subject_column", "time_column"):  # which the other data need not have
-            chosen.pop(column, None)
-        return load(data, like=own, **chosen)
 
     def run(
         self,
@@ -270,20 +259,6 @@ def rerun(
         **more,
     )
     return api.prepared(recipe, data, how, network).end()
-
-
-def judge(plan: Plan[Method], own: FederatedData, data: FederatedData) -> TestSet:
-    """Return what measures models that `plan` trained on `own` on the test samples of `data`, on the CPU."""
-    recipe = plan.recipe
-    build = builder(recipe.model, own, recipe.seed, recipe.method, recipe.train, recipe.pretrained)
-    device = "cpu" if why_unusable(plan.hardware.device) else plan.hardware.device
-    hardware = resolved_hardware(replace(plan.hardware, device=device), 1, build)
-    # Samples are prepared as in training, because the network knows no other scale of the pixels.
-    dataset = replace(data.dataset, mean=own.dataset.mean, std=own.dataset.std, task=own.dataset.task)
-    worker = Worker(Setup(recipe.method, build, dataset, recipe.training, hardware, recipe.seed), {})
-    data = replace(data, dataset=dataset)
-    check_model(worker, data)
-    return TestSet(worker, data, len(own.clients))
 
 
 _PARTS: dict[str, type[Any]] = {"reading": Reading, "training": Training, "hardware": Hardware}
