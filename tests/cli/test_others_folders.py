@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,8 +24,8 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def show(run: Path, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(sys, "argv", ["ekiden", "show", str(run)])
+def show(run: Path, monkeypatch: pytest.MonkeyPatch, command: str = "show") -> int:
+    monkeypatch.setattr(sys, "argv", ["ekiden", command, str(run)])
     try:
         main()
     except SystemExit as end:
@@ -77,6 +78,30 @@ def test_what_is_no_regular_file_does_not_hang(
         assert f"{run / name} " in line
 
 
+READ = [
+    ("card", "state.safetensors"),
+    ("card", "recalibration.json"),
+    ("card", "subgroups.json"),
+    ("report", "sweep.json"),
+    ("verify", "custody.jsonl"),
+    ("stop", "link.json"),
+]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="other systems have no such pipes")
+@pytest.mark.parametrize(("command", "name"), READ)
+def test_no_command_hangs_at_a_pipe(
+    command: str, name: str, run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    monkeypatch.chdir(run.parent)
+    code = show(run, monkeypatch, command)
+    out, err = capfd.readouterr()
+    assert code == (0 if command == "report" else 2), "a report leaves out what it cannot read"
+    assert len([line for line in (out + err).splitlines() if line.startswith(("ekiden: ", "left out: "))]) == 1
+
+
 @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "ledger.jsonl", "environment.json"])
 def test_what_is_nested_too_deeply_is_refused_in_one_line(
     name: str, run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -98,3 +123,17 @@ def test_tables_hold_no_formulas() -> None:
     assert as_csv(["=name", "value", "more"], rows) == (
         "'=name,value,more\n'=1+1,-1.5,\n'+cmd,2,'@sum\n'-x,0,plain\n'\t=1,1,a=b\n"
     )
+
+
+def test_a_run_between_machines_that_does_not_say_how_is_one_line(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"on": "flower"}))
+    (run / "link.json").write_text("{}")
+    for plan in (None, {"clients": "a,b"}):
+        if plan is not None:
+            (run / "config.json").write_text(json.dumps(config | {"on": "flower", "remote_plan": plan}))
+        assert show(run, monkeypatch, "resume") == 2
+        (line,) = capfd.readouterr().err.splitlines()
+        assert re.search("does not say how the run goes|link.json cannot be read|the run folder is damaged", line), line

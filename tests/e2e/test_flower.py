@@ -9,7 +9,7 @@ import secrets
 import signal
 import socket
 import ssl
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
@@ -189,19 +189,25 @@ def test_what_a_silo_does_not_allow_is_refused_at_both_ends(federation: Federati
     assert f"refused: {first[1]} does not allow 'local'" in (federation.folder / f"{first[1]}.log").read_text()
 
 
-def control(federation: Federation, port: int, stranger: bytes) -> dict[str, str]:
-    """Return what the SuperLink answers at a port to somebody who has its certificate and asks as a coordinator."""
-    import httpx
-    from flwr.proto import control_pb2 as ask
+def coordinator(federation: Federation, port: int) -> Any:
+    """A client of the Control API."""
     from flwr.supercore.control import ControlHttpClient
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
-    client = ControlHttpClient.from_server_address(
+    return ControlHttpClient.from_server_address(
         server_address=f"127.0.0.1:{port}",
         insecure=False,
         root_certificates=(federation.folder / "ca.crt").read_bytes(),
         interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
     )
+
+
+def control(federation: Federation, port: int, stranger: bytes) -> dict[str, str]:
+    """Return what the SuperLink answers at a port to somebody who has its certificate and asks as a coordinator."""
+    import httpx
+    from flwr.proto import control_pb2 as ask
+
+    client = coordinator(federation, port)
     asked: dict[str, Callable[[], Any]] = {
         "list runs": lambda: client.ListRuns(ask.ListRunsRequest()),
         "list nodes": lambda: client.ListNodes(ask.ListNodesRequest()),
@@ -243,6 +249,51 @@ def test_silos_reach_nothing_but_what_they_need(federation: Federation, tmp_path
         unsigned, as_silo = (request(federation, federation.ports[0], path, "POST", h)[0] for h in ({}, silo))
         assert unsigned == (401 if path.startswith("/v1/fleet/") else 404), path
         assert (as_silo in (401, 404)) == (path not in fleet), path
+
+
+@pytest.mark.slow
+def test_a_silo_cannot_speak_for_another_one(federation: Federation) -> None:
+    """It is registered and signs with its own key, but names another node, or the key of that node."""
+    from flwr.proto import control_pb2, fleet_pb2, heartbeat_pb2, message_pb2
+    from flwr.proto.node_pb2 import Node
+    from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
+
+    client = coordinator(federation, federation.parts.control_port)
+    nodes = client.ListNodes(control_pb2.ListNodesRequest()).nodes_info
+    client.close()
+    own, others = signature(federation.folder / "client-0.key"), signature(federation.folder / "client-1.key")
+    key = b64decode(others["flwr-public-key"])
+    mine, victim = (
+        next(one.node_id for one in nodes if one.public_key == b64decode(proof["flwr-public-key"]))
+        for proof in (own, others)
+    )
+
+    def asks(node: int) -> dict[str, Any]:
+        return {
+            "pull-messages": fleet_pb2.PullMessagesRequest(node=Node(node_id=node)),
+            "push-messages": fleet_pb2.PushMessagesRequest(node=Node(node_id=node)),
+            "push-object": message_pb2.PushObjectRequest(node=Node(node_id=node), run_id=1),
+            "send-node-heartbeat": heartbeat_pb2.SendNodeHeartbeatRequest(
+                node=Node(node_id=node), heartbeat_interval=30
+            ),
+            "deactivate-node": fleet_pb2.DeactivateNodeRequest(node_id=node),
+            "activate-node": fleet_pb2.ActivateNodeRequest(public_key=key, heartbeat_interval=30),
+        }
+
+    def answer(name: str, message: Any, proof: Mapping[str, str], kind: str = PROTOBUF_MEDIA_TYPE) -> int:
+        headers = {**proof, "content-type": kind}
+        content = message.SerializeToString()
+        return request(federation, federation.ports[0], f"/v1/fleet/{name}", "POST", headers, content)[0]
+
+    for name, message in asks(victim).items():
+        assert answer(name, message, own) == 401, name
+        assert answer(name, message, own, "application/json") == 415, name
+        assert answer(name, message, {**own, "flwr-public-key": others["flwr-public-key"]}) == 401, name
+    register = fleet_pb2.RegisterNodeFleetRequest(public_key=b64decode(own["flwr-public-key"]))
+    assert answer("register-node", register, own) == 412
+    assert answer("send-node-heartbeat", asks(mine)["send-node-heartbeat"], own) == 200, "its own are answered"
+    federation.run("fedseq", "--epochs", "1", "--out", "after-impersonation")
+    assert (federation.folder / "after-impersonation" / "model.safetensors").exists()
 
 
 @pytest.mark.slow
@@ -297,12 +348,17 @@ def signature(key: Path) -> dict[str, str]:
 
 
 def request(
-    federation: Federation, port: int, path: str, verb: str, headers: Mapping[str, str] | None = None
+    federation: Federation,
+    port: int,
+    path: str,
+    verb: str,
+    headers: Mapping[str, str] | None = None,
+    body: bytes | None = None,
 ) -> tuple[int, bytes]:
     """The status and content of an answer of the SuperLink to a plain request."""
     context = ssl.create_default_context(cafile=str(federation.folder / "ca.crt"))
     connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=20)
-    connection.request(verb, path, headers=dict(headers or {}))
+    connection.request(verb, path, body, dict(headers or {}))
     answer = connection.getresponse()
     found = answer.status, answer.read()
     connection.close()

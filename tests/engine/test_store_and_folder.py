@@ -595,6 +595,20 @@ def test_a_link_in_a_run_folder_changes_no_file_elsewhere(name: str, cut: bool, 
     assert mine.read_bytes() == before
 
 
+@pytest.mark.parametrize("name", ["personal", "clients/client-0", "lock", ".state.safetensors.1.tmp"])
+def test_a_folder_with_a_link_is_not_gone_on_with(name: str, tmp_path: Path) -> None:
+    """Models and clients' states are written into folders, which can be links, too."""
+    folder_with_a_state(tmp_path / "run")
+    (tmp_path / "mine").mkdir()
+    link = tmp_path / "run" / name
+    link.parent.mkdir(exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(tmp_path / "mine")
+    with pytest.raises(UserError, match=f"{name} is a link to another file"):
+        RunFolder(tmp_path / "run", CONFIG)
+    assert not list((tmp_path / "mine").iterdir())
+
+
 def test_what_moved_in_vain_is_noted_before_it_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that dies while it resumes a run forgets nothing."""
     folder_with_a_state(tmp_path / "run")

@@ -215,6 +215,24 @@ DEFENCES = {
         "if agreed.measures:",
         "tests/transports/test_told_sums.py::test_the_difference_of_two_evaluations_of_a_model_is_refused",
     ),
+    "links in run folders": (
+        "engine/folder.py",
+        "        _refuse_links(path)\n",
+        "",
+        "tests/engine/test_store_and_folder.py::test_a_folder_with_a_link_is_not_gone_on_with",
+    ),
+    "models and states are regular files": (
+        "base/files.py",
+        "    with _regular(path) as file:\n        left",
+        '    with path.open("rb") as file:\n        left',
+        "tests/cli/test_others_folders.py::test_no_command_hangs_at_a_pipe",
+    ),
+    "messages at the SuperLink are private": (
+        f"{FLOWER}/superlink.py",
+        "        file.chmod(0o600)\n",
+        "        pass\n",
+        "tests/transports/test_link.py::test_only_its_user_reads_the_messages_at_the_superlink",
+    ),
     "nested files are one line": (
         "cli/app.py",
         "except RecursionError:",
@@ -384,7 +402,7 @@ DEFENCES = {
         "tests/transports/test_link.py::test_connections_of_one_address_and_of_all_are_bounded",
     ),
 }
-HANGS = {"regular files"}
+HANGS = {"regular files", "models and states are regular files"}
 """without the defence, the tests may wait for ever"""
 
 

@@ -1,14 +1,17 @@
 """The silos' port of a SuperLink: who has no registered key gets no memory, no lasting connection, and stops no run."""
 
 import asyncio
+import os
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from base64 import b64encode
 from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +23,7 @@ from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes, sign_message
 
 from ekiden.transports.flower.commands import _Heard
-from ekiden.transports.flower.superlink import FleetOnly, guarded, keep_superexec
+from ekiden.transports.flower.superlink import FleetOnly, guarded, keep_private, keep_superexec
 
 pytestmark = pytest.mark.flower
 PATH = "/v1/fleet/push-object"
@@ -132,6 +135,21 @@ def closed(link: socket.socket) -> bool:
         return link.recv(1) == b""
     except ConnectionResetError:
         return True
+
+
+@pytest.mark.skipif(os.name != "posix", reason="other systems have other rights")
+def test_only_its_user_reads_the_messages_at_the_superlink(tmp_path: Path) -> None:
+    """Also those of a database that was made before, and the files that SQLite puts next to it."""
+    made = tmp_path / "made.db"
+    made.touch(0o644)
+    for file in (made, tmp_path / "new.db"):
+        keep_private(file)
+        with closing(sqlite3.connect(file)) as database:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("CREATE TABLE messages (content)")
+            found = list(tmp_path.glob(f"{file.name}*"))
+            assert len(found) == 3
+            assert {path.stat().st_mode & 0o777 for path in found} == {0o600}
 
 
 def test_superexec_is_started_again(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from math import prod
 from pathlib import Path
 
@@ -95,8 +96,9 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     Raises:
         Damaged: a byte was changed, it is truncated, or it has no digest.
         OSError: it cannot be read.
+        UserError: it is not a regular file.
     """
-    with path.open("rb") as file:
+    with _regular(path) as file:
         left = os.fstat(file.fileno()).st_size
         first = file.read(8)
         length = int.from_bytes(first, "little")
@@ -171,11 +173,17 @@ def read_regular(path: Path, most: int = 1 << 31) -> bytes:
         FileNotFoundError: there is none.
         UserError: it is not a regular file, or too large.
     """
+    with _regular(path, most) as file:
+        return file.read(most)
+
+
+@contextmanager
+def _regular(path: Path, most: int = 1 << 62) -> Iterator[BufferedReader]:
     with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode) or found.st_size > most:
             raise UserError(f"{path} is not a file of at most {most} bytes: it does not belong into a run folder")
-        return file.read(most)
+        yield file
 
 
 def write(path: Path, chunks: Iterable[bytes | memoryview], *, sync: bool = True) -> int:

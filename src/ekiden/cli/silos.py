@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 from ekiden.base.checks import Positional, Positive
 from ekiden.base.errors import UserError, counted
-from ekiden.base.files import write
+from ekiden.base.files import read_regular, write
 from ekiden.cli.console import console, first_line, print_json, say, table_of
 from ekiden.cli.flags import Boxes, parse
 from ekiden.engine.method import Method
@@ -409,8 +409,9 @@ def _revise(folder: Path, plan: RemotePlan[Method], out: Path | None, suffix: st
 def _link(folder: Path) -> dict[str, Any]:
     """Return how the engine of a run is reached."""
     try:
-        link: dict[str, Any] = json.loads((folder / "link.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        link: dict[str, Any] = json.loads(read_regular(folder / "link.json"))
+        _ = [link[name] for name in ("link", "certificate", "keys", "insecure")]
+    except (OSError, ValueError, LookupError, TypeError):
         raise UserError(f"{folder / 'link.json'} cannot be read: the run folder is damaged, start a new run") from None
     return link
 
@@ -563,7 +564,7 @@ def stop(options: StopOptions) -> None:
     else:
         file = Path(options.run) / "link.json"
         try:
-            values = json.loads(file.read_text(encoding="utf-8"))
+            values = json.loads(read_regular(file))
             number, link = str(values["run"]), str(values["link"])
             security = Security(Path(values["certificate"]) if values["certificate"] else None, values["insecure"])
         except (OSError, ValueError, KeyError, TypeError):

@@ -146,6 +146,7 @@ class RunFolder:
         config = {"format": FORMAT, "ekiden": __version__, **config}
         listed = _listed(config)
         self._about = json.dumps({key: listed[key] for key in _ABOUT if key in listed})
+        _refuse_links(path)
         fresh = not (path / "config.json").exists()
         if fresh and _foreign(path):
             what = "is a file" if path.is_file() else "is not empty and not a run folder"
@@ -214,7 +215,7 @@ class RunFolder:
         """Add a line to a growing file; returns the file's length."""
         try:
             if name not in self._files:
-                self._files[name] = open(_own(self.path / name), "ab")  # noqa: SIM115
+                self._files[name] = open(self.path / name, "ab")  # noqa: SIM115
                 _drop_broken_line(self.path / name)
             file = self._files[name]
             file.write(_json(row))
@@ -272,7 +273,7 @@ class RunFolder:
     def _cut(self, name: str, length: int) -> None:
         """Shorten a growing file to the rows of finished steps."""
         if self._beyond(name, length):
-            os.truncate(_own(self.path / name), length)
+            os.truncate(self.path / name, length)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -378,11 +379,10 @@ def _foreign(path: Path) -> bool:
     return any(p.name not in ("lock", "environment.json") and p.suffix != ".tmp" for p in path.iterdir())
 
 
-def _own(path: Path) -> Path:
-    """Refuse a link, through which the folder of somebody else would change a file elsewhere."""
-    if path.is_symlink():
-        raise UserError(f"{path} is a link to another file: put the file itself there, or start a new run")
-    return path
+def _refuse_links(folder: Path) -> None:
+    """Refuse links, through which the folder of somebody else would change files elsewhere."""
+    if link := next((path for path in folder.rglob("*") if path.is_symlink()), None):
+        raise UserError(f"{link} is a link to another file: put the file itself there, or start a new run")
 
 
 def _drop_broken_line(path: Path) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ekiden.base.checks import Checked, Count, Fraction, Positive, made, plain, reading
 from ekiden.base.errors import UserError
-from ekiden.base.files import write
+from ekiden.base.files import read_regular, write
 from ekiden.engine.figures import Figures
 
 FILE = "recalibration.json"  # file in a run folder
@@ -60,7 +60,7 @@ class Recalibration(Checked):
         if not file.exists():
             return None
         with reading(str(file), "`ekiden evaluate --calibrate`, which writes it"):
-            found = made(cls, json.loads(file.read_text(encoding="utf-8")))
+            found = made(cls, json.loads(read_regular(file)))
         if found.model != model_in(folder):
             raise UserError(
                 f"{file} is of an earlier model of {folder}: remove it, or recalibrate by `ekiden evaluate --calibrate`"
@@ -75,7 +75,7 @@ class Recalibration(Checked):
 def model_in(folder: Path) -> str:
     """Return the digest of the file of a run's global model; "" if there is none."""
     file = folder / "model.safetensors"
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else ""
+    return hashlib.sha256(read_regular(file, 1 << 62)).hexdigest() if file.exists() else ""
 
 
 class Recalibrated(nn.Module):
@@ -111,7 +111,7 @@ def keep_subgroups(folder: Path, table: Mapping[str, Any]) -> None:
 def kept_subgroups(folder: Path) -> Mapping[str, Any]:
     """Return the table in a run folder; empty if there is none, or if it is of an earlier model."""
     try:
-        found: Mapping[str, Any] = json.loads((folder / SUBGROUPS).read_text(encoding="utf-8"))
+        found: Mapping[str, Any] = json.loads(read_regular(folder / SUBGROUPS))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError):

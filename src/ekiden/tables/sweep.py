@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ekiden.base.errors import UserError, unknown
-from ekiden.base.files import write
+from ekiden.base.files import read_regular, write
 from ekiden.data import located
 from ekiden.engine.method import Method
 from ekiden.runs.launch import LaunchedRun, RunEnd
@@ -400,7 +400,7 @@ def _about(sweep: Sweep, run: SweepRun) -> dict[str, Any]:
 
 def _mark(folder: Path) -> dict[str, str]:
     try:
-        mark = json.loads((folder / MARK).read_text(encoding="utf-8"))
+        mark = json.loads(read_regular(folder / MARK))
         if mark["format"] == FORMAT and isinstance(mark["file"], str) and isinstance(mark["budget"], str):
             return dict(mark)
     except (OSError, ValueError, KeyError, TypeError):
@@ -428,7 +428,7 @@ def _known(path: Path | None, name: str, budget: str) -> Records | None:
 
 def _failed(folder: Path) -> dict[str, str]:
     try:
-        return {str(k): str(v) for k, v in json.loads((folder / FAILED).read_text(encoding="utf-8")).items()}
+        return {str(k): str(v) for k, v in json.loads(read_regular(folder / FAILED)).items()}
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError, AttributeError) as error:
@@ -443,6 +443,6 @@ def _short(file: Path) -> str:
 
 def _content(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_regular(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path} ({error}): run the sweep again, which rewrites it") from None

@@ -41,7 +41,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 FLEET = "/v1/fleet/"  # prefix of the Fleet API's paths
-KEYS = "--keys"
+KEYS, DATABASE = "--keys", "--database"
 
 
 _CONNECTIONS = 1024  # connections at the silos' port
@@ -199,11 +199,20 @@ def serve(fleet: str) -> None:
             super().startup()
 
     superlink.SuperLinkLifespan = Watched
+    if DATABASE in sys.argv:
+        keep_private(Path(sys.argv[sys.argv.index(DATABASE) + 1]))
     keys = KeyFolder(Path(sys.argv.pop(sys.argv.index(KEYS) + 1))) if KEYS in sys.argv else None
     sys.argv = [argument for argument in sys.argv if argument != KEYS]
     superlink.uvicorn = SimpleNamespace(run=partial(run, fleet, lifespans=lifespans, keys=keys))
     sys.argv[0] = "flower-superlink"
     superlink.flower_superlink()
+
+
+def keep_private(database: Path) -> None:
+    """Let only this user read the SuperLink's messages; SQLite gives its other files the rights of this one."""
+    database.touch(0o600)
+    for file in database.parent.glob(f"{database.name}*"):
+        file.chmod(0o600)
 
 
 def run(

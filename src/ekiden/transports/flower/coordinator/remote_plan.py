@@ -9,6 +9,7 @@ from typing import Annotated, Any, Generic, TypeVar
 from ekiden.base import outside
 from ekiden.base.checks import Checked, Mark, Positive, made, plain, reading, require
 from ekiden.base.errors import UserError, unknown
+from ekiden.base.files import read_regular
 from ekiden.data.spelling import Spelling
 from ekiden.engine.folder import read_config
 from ekiden.engine.method import Method
@@ -92,7 +93,10 @@ def stored(folder: Path) -> RemotePlan[Method] | None:
     config = read_config(folder)
     if config.get("on") != "flower":
         return None
-    return from_json({**config["remote_plan"], "recipe": config["recipe"]})
+    try:
+        return from_json({**config["remote_plan"], "recipe": config["recipe"]})
+    except (LookupError, TypeError):
+        raise UserError(f"{folder / 'config.json'} does not say how the run goes: the run folder is damaged") from None
 
 
 def as_text(plan: RemotePlan[Method]) -> str:
@@ -133,7 +137,7 @@ def _among(
 ) -> RemotePlan[Method]:
     """Return the plan among `names`, which names the run that it replaces."""
     try:
-        before = agreements.parse((folder / AGREEMENT).read_text(encoding="utf-8"))
+        before = agreements.parse(read_regular(folder / AGREEMENT).decode(errors="replace"))
     except OSError:
         raise UserError(f"{folder} has no {AGREEMENT}: the run did not begin, or the folder is damaged") from None
     try:

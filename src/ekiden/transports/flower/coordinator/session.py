@@ -19,7 +19,7 @@ import torch
 
 from ekiden import models
 from ekiden.base.errors import UserError
-from ekiden.base.files import write
+from ekiden.base.files import read_regular, write
 from ekiden.base.settings import Hardware
 from ekiden.data.augment import Augment
 from ekiden.data.kinds import of_terms
@@ -604,7 +604,7 @@ def made_by(run: Path) -> Agreement:
     """
     file = run / AGREEMENT
     if file.exists():
-        return agreements.parse(file.read_text(encoding="utf-8"))
+        return agreements.parse(read_regular(file).decode(errors="replace"))
     config = read_config(run)
     if config.get("on") == "flower":
         raise UserError(f"{run} has no {AGREEMENT}: the run did not begin, or the folder is damaged")
