@@ -1,5 +1,6 @@
 """DICOM files and NIfTI volumes that show the same give the same tensor."""
 
+import gzip
 import itertools
 from pathlib import Path
 from typing import Any
@@ -366,3 +367,23 @@ def test_silos_whose_volumes_have_another_spacing_are_named(tmp_path: Path) -> N
     with pytest.warns(DataWarning, match="s2 are 2.1 mm high, those of other silos 0.7 mm") as seen:
         join([str(tmp_path / f"s{k}") for k in range(3)])
     assert len([one for one in seen if "mm high" in str(one.message)]) == 1
+
+
+@pytest.mark.parametrize("ending", [".nii.gz", ".dcm"])
+def test_a_header_that_says_more_pixels_than_any_memory_holds_is_refused(ending: str, tmp_path: Path) -> None:
+    """Of files of a few kilobytes, before anything is decoded."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        for k in range(6):
+            Image.fromarray((volume(k)[:, :, 0] % 256).astype(np.uint8)).save(tmp_path / name / f"{k}.png")
+    bomb = tmp_path / "a" / f"bomb{ending}"
+    if ending == ".dcm":
+        dicom(bomb, np.zeros((4, 5)), "MONOCHROME2", Rows=60_000, Columns=60_000)
+    else:
+        header = nibabel.Nifti1Header()
+        header.set_data_shape((30_000, 30_000, 1))
+        header["vox_offset"], header["magic"] = 352, b"n+1"
+        bomb.write_bytes(gzip.compress(header.binaryblock + bytes(1_000_000)))
+    assert bomb.stat().st_size < 5_000
+    with pytest.raises(UserError, match=rf"bomb{ending}: its header says .*0000 pixels, 178956970 are read at most"):
+        load(tmp_path, size=8)

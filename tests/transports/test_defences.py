@@ -221,17 +221,17 @@ DEFENCES = {
         "",
         "tests/engine/test_store_and_folder.py::test_a_folder_with_a_link_is_not_gone_on_with",
     ),
-    "models and states are regular files": (
-        "base/files.py",
-        "    with _regular(path) as file:\n        left",
-        '    with path.open("rb") as file:\n        left',
-        "tests/cli/test_others_folders.py::test_no_command_hangs_at_a_pipe",
-    ),
     "messages at the SuperLink are private": (
         f"{FLOWER}/superlink.py",
         "        file.chmod(0o600)\n",
         "        pass\n",
         "tests/transports/test_link.py::test_only_its_user_reads_the_messages_at_the_superlink",
+    ),
+    "headers of images are looked at first": (
+        "data/kinds/images.py",
+        "if prod(seen.size) > _MOST_PIXELS:",
+        "if prod(seen.size) < 0:",
+        "tests/data/test_medical.py::test_a_header_that_says_more_pixels_than_any_memory_holds_is_refused",
     ),
     "nested files are one line": (
         "cli/app.py",
@@ -402,7 +402,7 @@ DEFENCES = {
         "tests/transports/test_link.py::test_connections_of_one_address_and_of_all_are_bounded",
     ),
 }
-HANGS = {"regular files", "models and states are regular files"}
+HANGS = {"regular files"}
 """without the defence, the tests may wait for ever"""
 
 
