@@ -157,7 +157,7 @@ DEFENCES = {
     ),
     "runs whose samples nearly agree are refused": (
         f"{FLOWER}/silo/participation.py",
-        "policy.check_differences(file, terms, own)",
+        "policy.check_differences(file, terms, own, width)",
         "pass",
         "tests/transports/test_told_sums.py::test_the_difference_of_two_runs_is_a_patient_and_is_refused",
     ),
@@ -175,8 +175,8 @@ DEFENCES = {
     ),
     "rows are compared in the silo's own coding": (
         f"{FLOWER}/silo/participation.py",
-        "policy.check_differences(file, terms, own)",
-        "policy.check_differences(file, terms, client)",
+        "policy.check_differences(file, terms, own, width)",
+        "policy.check_differences(file, terms, client, width)",
         "tests/transports/test_told_sums.py::test_another_order_of_classes_hides_no_patient",
     ),
     "rows of tables allow few features": (
@@ -241,8 +241,8 @@ DEFENCES = {
     ),
     "columns of a regression": (
         f"{FLOWER}/silo/policy.py",
-        "if isinstance(method, GLM) and not file.limits.trust_first:",
-        "if False:",
+        "        if not file.limits.trust_first:\n",
+        "        if False:\n",
         f"{RECORDS}::test_a_regression_shows_no_record_that_differs_from_all_others",
     ),
     "lists of which a few are in one alone": (
@@ -268,6 +268,12 @@ DEFENCES = {
         "kept = self.folder.parent.parent / LISTS",
         "kept = self.folder",
         "tests/transports/test_masking.py::test_two_lists_that_differ_by_one_silo_need_its_agreement",
+    ),
+    "sums of many runs": (
+        f"{FLOWER}/silo/differences.py",
+        "        if told and told + numbers > most:\n",
+        "        if told < 0:\n",
+        "tests/transports/test_told_sums.py::test_many_runs_tell_no_more_sums_than_one_may",
     ),
     "a release is for one run": (
         f"{FLOWER}/trust/masking.py",

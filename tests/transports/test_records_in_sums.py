@@ -30,7 +30,7 @@ from ekiden.models.whole_features import WholeFeatures
 from ekiden.recipe import Recipe
 from ekiden.transports.flower.coordinator import session
 from ekiden.transports.flower.coordinator.remote_plan import RemotePlan
-from ekiden.transports.flower.silo.policy import most_features
+from ekiden.transports.flower.silo.policy import _numbers, most_features
 from ekiden.transports.flower.silo.silo import Silo
 from tests.methods.test_glm import cohort, held
 from tests.transports.fakes import NAMES, FakeNodes, with_keys
@@ -49,7 +49,7 @@ def features(width: int, shape: tuple[int, ...], seed: int = 0) -> WholeFeatures
 def test_sums_of_a_table_are_all_its_rows_unless_there_are_few(sizes: tuple[int, ...]) -> None:
     """Which of all possible rows there are, and how often: whole numbers, at least 0, that explain the sums.
 
-    Runs with other seeds add sums, which no silo counts.
+    Many runs of few features, with other seeds, show no more than one with as many sums; six of that one show all.
     """
     cells = torch.tensor([*product(*((np.arange(n) - (n - 1) / 2) * 3.5 / n for n in sizes))]).float()
     draw = np.random.default_rng(0)
@@ -58,7 +58,9 @@ def test_sums_of_a_table_are_all_its_rows_unless_there_are_few(sizes: tuple[int,
     few = most_features(FedGram(**SAFE), table, Classification(), 2)
     assert few < 12
     truth = np.bincount(rows, minlength=len(cells))
-    for width, runs in ((24, 1), (few, 1), (few, 6)):
+    within = [(width, _numbers(few, 2) // _numbers(width, 2)) for width in (few, 5, 3, 1)]
+    assert within[-1][1] > 10
+    for width, runs in (*within, (24, 1), (few, 6)):
         known = [torch.full((1, len(cells)), 100.0)]
         for seed in range(runs):
             phi = features(width, (len(sizes),), seed)(cells)
@@ -69,8 +71,10 @@ def test_sums_of_a_table_are_all_its_rows_unless_there_are_few(sizes: tuple[int,
         guess = np.rint(nnls(sums, sums @ truth, maxiter=10_000)[0])
         once = (truth == 1).sum()
         right = ((guess == 1) & (truth == 1)).sum() / once
-        few_are_right = (width, runs) == (few, 1)
-        assert right < 0.4 if few_are_right else right == 1, f"{right:.2f} of {once} rows that are there once"
+        hidden = (width, runs) in within
+        assert right < 0.4 if hidden else right == 1, (
+            f"{width} x {runs}: {right:.2f} of {once} rows that are there once"
+        )
 
 
 @pytest.mark.slow

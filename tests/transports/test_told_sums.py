@@ -2,6 +2,7 @@
 
 import csv
 import json
+import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from ekiden.base.sums import Sums, measure
 from ekiden.data.curves import Followed
 from ekiden.data.samples import Subset
 from ekiden.data.tasks import Classification
-from ekiden.methods import FedGram
+from ekiden.methods import GLM, FedGram
 from ekiden.methods.exact.blocks.fixed_features import features_of
 from ekiden.methods.exact.fedgram import Handoff
 from ekiden.models import build
@@ -234,6 +235,56 @@ def test_the_difference_of_two_runs_is_a_patient_and_is_refused(tmp_path: Path) 
     assert torch.linalg.matrix_rank(after - before) == 1
 
 
+def test_many_runs_tell_no_more_sums_than_one_may(tmp_path: Path) -> None:
+    """Sums of features of other seeds are other equations for the same samples; those of a silo are counted."""
+    file = silo_file(tmp_path, NAMES[1], '[limits]\nmethods = ["fedgram"]\n', trusting=False)
+    dataset, client = mine(NAMES[1])
+
+    def asked(width: int, seed: int = 3, file: SiloFile = file, left_out: int = 0, **more: Any) -> str:
+        agreed = terms(FedGram(dictionary="seed", width=width, min_active=10, **more), keys=(), sealed=False)
+        agreed = replace(agreed, run=secrets.token_hex(8), recipe=replace(agreed.recipe, seed=seed))
+        held = dataset, replace(client, train=Subset(client.train.samples, client.train.rows[left_out:]))
+        return unpack(Silo(file, held).answer(pack(Ask("hello", agreed.text()))), Answer)[0].error
+
+    assert not asked(50)
+    assert not asked(20, seed=4)
+    said = asked(50, seed=4)
+    assert "earlier runs told 2,185 sums of these samples, this one would tell 1,775 more" in said
+    assert "\n" not in said
+    assert "earlier runs told 2,185 sums" in asked(50, left_out=40)  # many new samples are a part of all
+    assert not asked(50, ridge=0.1)  # the same sums
+    assert not asked(50, seed=4, file=replace(file, limits=replace(file.limits, differences=True)))
+
+
+def test_sums_count_with_those_of_most_of_the_rows(tmp_path: Path) -> None:
+    held = mine(NAMES[1])[1].train
+
+    def tell(rows: torch.Tensor, features: str = "a", numbers: int = 60) -> None:
+        differences.note_sums(tmp_path, Subset(held.samples, held.rows[rows]), features, numbers, 100, 10)
+
+    every = torch.arange(120)
+    tell(every[:50], numbers=1000)  # one run is bounded by its features
+    tell(every[:50], numbers=1000)
+    for rows, features in ((every[:50], "b"), (every[:60], "a"), (every[:20], "a"), (every, "c")):
+        with pytest.raises(UserError, match="earlier runs told 1,000 sums of these samples, this one would tell 60"):
+            tell(rows, features)
+    tell(every[50:110])
+    tell(every[50:110], "b", 40)
+    with pytest.raises(UserError, match="earlier runs told 100 sums"):
+        tell(every[50:110], "c", 1)
+    for samples in (held.samples, replace(held.samples, x=held.samples.x + 1)):  # all rows in another scale
+        with pytest.raises(UserError, match="earlier runs told 1,000 sums"):
+            differences.note_sums(tmp_path, Subset(samples, held.rows[:50]), "c", 1, 100, 10)
+
+
+def test_sums_of_a_regression_count_too(tmp_path: Path) -> None:
+    file = silo_file(tmp_path, NAMES[1], trusting=False)
+    client = mine(NAMES[1])[1]
+    policy.check_differences(file, terms(GLM(family="linear")), client, 300)
+    with pytest.raises(UserError, match="earlier runs told 48,150 sums of these samples"):
+        policy.check_differences(file, terms(FedGram(dictionary="seed", width=20, min_active=10)), client, 20)
+
+
 def test_another_scale_of_all_rows_hides_no_patient(tmp_path: Path) -> None:
     """A coordinator hands out an agreement whose scales differ in the last bit, so that all rows do."""
     held = mine(NAMES[1])[1].train
@@ -269,7 +320,7 @@ def test_the_difference_of_two_evaluations_of_a_model_is_refused(kind: str, tmp_
     def measured(rows: torch.Tensor) -> None:
         part = Subset(client.test.samples, rows)
         held = replace(client, val=part) if kind == "validation" else replace(client, test=part)
-        policy.check_differences(file, agreed, held)
+        policy.check_differences(file, agreed, held, 0)
 
     rows = client.test.rows
     measured(rows)

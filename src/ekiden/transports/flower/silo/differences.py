@@ -16,10 +16,11 @@ from ekiden.base.errors import UserError, counted
 from ekiden.base.files import lock_file, locked, write_once
 from ekiden.data.kinds import Table
 from ekiden.data.samples import ClientData, Dataset, Subset
-from ekiden.transports.flower.trust.masking import nearly_cancelled
+from ekiden.transports.flower.trust.masking import Members, nearly_cancelled
 
 FILE = "told.jsonl"  # file in the silo's folder: a line for each sum of columns that it told, never changed
 _SALT = "told.salt"
+_SUMMED = "summed"  # folder in the silo's folder: hashes of the rows in sums of runs
 
 
 @dataclass(frozen=True)
@@ -82,15 +83,9 @@ def note_rows(folder: Path, part: Subset, kind: str, least: int) -> None:
 
     Refused are rows that an earlier run, or a combination of up to three, summed over except for fewer than `least`.
     """
-    kept = folder / "summed" / kind
-    salt = _salt(folder, kept)
-    x, y = part.x, part.y
-    rows = sorted(
-        blake2b(a.numpy().tobytes() + b.numpy().tobytes(), digest_size=8, key=salt).digest()
-        for a, b in zip(x, y, strict=True)
-    )
-    now, name = np.frombuffer(b"".join(rows), "<u8"), blake2b(b"".join(rows), digest_size=16).hexdigest()
-    kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+    kept = folder / _SUMMED / kind
+    now = _hashes(folder, kept, part)
+    name = _name(now)
     if (kept / name).exists():
         return
     files = sorted(kept.iterdir())
@@ -110,7 +105,58 @@ def note_rows(folder: Path, part: Subset, kind: str, least: int) -> None:
             f"{what} would show these. Wait for more, use the earlier samples, or set differences = true under "
             f"[limits] in silo.toml; if no earlier run has ended, remove {' '.join(map(str, before))}"
         )
-    write_once(kept / name, b"".join(rows))
+    write_once(kept / name, now.tobytes())
+
+
+def note_sums(folder: Path, part: Subset, features: str, numbers: int, most: int, least: int) -> None:
+    """Note that a run sums these features over training rows, or refuse that.
+
+    Equations of several runs together determine rows that those of one run do not. So all runs that share more than
+    half of their rows, or have nearly the same number, tell `most` numbers together. The same sums again tell nothing.
+
+    Args:
+        folder: the silo's folder.
+        part: the rows.
+        features: names the features: the same for the same ones.
+        numbers: how many numbers the sums have.
+        most: how many the largest sums of one run may have.
+        least: numbers of rows that differ by less are nearly the same.
+    """
+    kept = folder / _SUMMED / "features"
+    now = _hashes(folder, kept, part)
+    file = kept / f"{_name(now)}-{features}-{numbers}"
+    with locked(lock_file(kept)):
+        if file.exists():
+            return
+        told = 0
+        for other in kept.iterdir():
+            rows = np.frombuffer(other.read_bytes(), "<u8")
+            shared = 2 * len(np.intersect1d(now, rows)) > min(len(now), len(rows))
+            if shared or abs(len(now) - len(rows)) < least:  # the same rows, scaled in another way
+                told += int(other.name.rsplit("-", 1)[1])
+        if told and told + numbers > most:
+            raise UserError(
+                f"earlier runs told {told:,} sums of these samples, this one would tell {numbers:,} more, and together "
+                f"more than {most:,} show them: give the seed and the features of an earlier run, or a --width with "
+                f"{max(most - told, 0):,} sums at most (D(D + 1)/2 + KD), or set differences = true under [limits] in "
+                f"silo.toml; if no earlier run has ended, empty {kept}"
+            )
+        write_once(file, now.tobytes())
+
+
+def _hashes(folder: Path, kept: Path, part: Subset) -> Members:
+    """Return keyed hashes (n,) of rows and labels, in order; `kept` is the folder with those of earlier runs."""
+    salt = _salt(folder, kept)
+    kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+    rows = sorted(
+        blake2b(a.numpy().tobytes() + b.numpy().tobytes(), digest_size=8, key=salt).digest()
+        for a, b in zip(part.x, part.y, strict=True)
+    )
+    return np.frombuffer(b"".join(rows), "<u8")
+
+
+def _name(rows: Members) -> str:
+    return blake2b(rows.tobytes(), digest_size=16).hexdigest()
 
 
 def _salt(folder: Path, needs: Path) -> bytes:

@@ -262,8 +262,8 @@ def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
     worker = Worker(setup, {file.name: client}, watch, file.limits.epochs, network)
     if first:
         check_model(worker, FederatedData(dataset, (client,)))
-        policy.check_span(file, terms, client, network)
-        policy.check_differences(file, terms, own)  # not in the run's coding of classes, which others choose
+        width = policy.check_span(file, terms, client, network)
+        policy.check_differences(file, terms, own, width)  # not in the run's coding of classes, which others choose
     admission.bind()
     data = custody.fingerprint(client, custody.kept_salt(admission.folder))
     admission.check_data(data)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from math import isqrt
 from typing import Any, cast
 
@@ -22,7 +22,7 @@ from ekiden.engine.method import INITIAL, Method
 from ekiden.engine.subgroups import divisions
 from ekiden.engine.wire import SERVER, Ref
 from ekiden.engine.worker import Setup
-from ekiden.methods import GLM, LAP, DeepAFL, Trees
+from ekiden.methods import GLM, LAP, DeepAFL, FedGram, Trees
 from ekiden.methods.blocks.rounds import SecureMethod
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_of
 from ekiden.models.tables_and_texts import Linear
@@ -133,11 +133,11 @@ def _check_sums(file: SiloFile, agreed: Agreement) -> None:
         )
 
 
-def check_differences(file: SiloFile, agreed: Agreement, client: ClientData) -> None:
+def check_differences(file: SiloFile, agreed: Agreement, client: ClientData, width: int) -> None:
     """Refuse exact sums over samples of which all but a few were summed over in an earlier run, and note these.
 
     Sums of features over training samples, and the figures of one model on test samples, can be subtracted. A run of
-    sums has the same model again if only its test samples differ.
+    sums has the same model again if only its test samples differ. Sums of `width` features add to those of others.
     """
     method, limits = agreed.recipe.method, file.limits
     sums = isinstance(method, (FixedFeatures, Trees, GLM, DeepAFL)) or method.title().endswith(LAP)
@@ -148,17 +148,47 @@ def check_differences(file: SiloFile, agreed: Agreement, client: ClientData) -> 
         differences.note_rows(file.folder, measured, kind, limits.min_samples)
     if not agreed.measures:
         differences.note_rows(file.folder, client.train, "training", limits.min_active)
+        _check_told(file, agreed, client, width)
 
 
-def check_span(file: SiloFile, agreed: Agreement, client: ClientData, network: nn.Module) -> None:
-    """Refuse exact sums from which single samples follow: of too many features, or over columns of a regression."""
+def _check_told(file: SiloFile, agreed: Agreement, client: ClientData, width: int) -> None:
+    """Refuse sums of features, or of a regression, that together with those of earlier runs tell too much."""
+    recipe, limits, outputs = agreed.recipe, file.limits, agreed.outputs
+    method = recipe.method
+    if not limits.min_active or not isinstance(method, (FixedFeatures, GLM)):
+        return
+    about: list[Any] = [method.title(), width]
+    if isinstance(method, FixedFeatures):
+        chosen = {f.name: getattr(method, f.name) for f in fields(FixedFeatures) if f.name not in ("order", "bytes")}
+        about = [recipe.seed, recipe.model, recipe.pretrained, {**chosen, "width": width}]
+    if limits.trust_first:  # another party chose them
+        about.append(agreed.run)
+    least = FedGram(min_active=limits.min_active)
+    most = most_features(least, client.train, agreed.labels, outputs)
+    named = custody.digest([json.dumps(about, sort_keys=True).encode()])[:32]
+    told = _numbers(width, outputs)
+    differences.note_sums(file.folder, client.train, named, told, _numbers(most, outputs), limits.min_active)
+
+
+def _numbers(width: int, outputs: int) -> int:
+    """Return how many numbers sums of so many features have."""
+    return width * (width + 1) // 2 + outputs * width
+
+
+def check_span(file: SiloFile, agreed: Agreement, client: ClientData, network: nn.Module) -> int:
+    """Refuse exact sums from which single samples follow: of too many features, or over columns of a regression.
+
+    Return the number of features or columns, or 0.
+    """
     method, name, least = agreed.recipe.method, file.name, file.limits.min_active
     if agreed.measures or not least:
-        return
-    if isinstance(method, GLM) and not file.limits.trust_first:
-        _check_columns(cast(Linear, network), client.train.x, name, least)
+        return 0
+    if isinstance(method, GLM):
+        if not file.limits.trust_first:
+            _check_columns(cast(Linear, network), client.train.x, name, least)
+        return len(cast(Linear, network).names) + 1
     if not is_spanned(agreed):
-        return
+        return 0
     assert isinstance(method, FixedFeatures)
     most, width = most_features(method, client.train, agreed.labels, agreed.outputs), features_of(network).width
     if 0 < most < width:
@@ -166,6 +196,7 @@ def check_span(file: SiloFile, agreed: Agreement, client: ClientData, network: n
             f"sums of {width} features show which samples {name} has: give --width {most} or less, or leave this "
             "silo out (limits.min_active in its silo.toml)"
         )
+    return width
 
 
 def _check_columns(network: Linear, x: Tensor, name: str, least: int) -> None:

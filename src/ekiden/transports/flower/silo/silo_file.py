@@ -65,8 +65,8 @@ class Limits(Checked):
     """also take part in runs that continue without silos that do not answer (`--absent skip`)"""
     differences: bool = False
     """also take part in runs whose sums, subtracted, show little of one silo: with `--secure` and other members from
-    round to round (`--absent skip`, `--participation` below 1), or over samples of which a few differ from those of an
-    earlier run"""
+    round to round (`--absent skip`, `--participation` below 1), over samples of which a few differ from those of an
+    earlier run, or so many of the same samples that they follow from all runs together"""
     min_clients: Count = 2
     """smallest number of silos in a run with keys; the result of a run of one silo is that silo's own model"""
     clients: Count = 100
