@@ -269,6 +269,12 @@ DEFENCES = {
         "kept = self.folder",
         "tests/transports/test_masking.py::test_two_lists_that_differ_by_one_silo_need_its_agreement",
     ),
+    "rows are compared as they are written": (
+        f"{FLOWER}/silo/policy.py",
+        "written = file.as_written(client)",
+        "written = client",
+        "tests/transports/test_told_sums.py::test_another_agreement_hides_no_patient_who_replaces_another",
+    ),
     "sums of many runs": (
         f"{FLOWER}/silo/differences.py",
         "        if told and told + numbers > most:\n",

@@ -3,7 +3,7 @@
 import csv
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 
 from ekiden.base.errors import UserError
 from ekiden.base.sums import Sums, measure
+from ekiden.data import kinds, tasks
 from ekiden.data.curves import Followed
 from ekiden.data.samples import Subset
 from ekiden.data.tasks import Classification
@@ -294,6 +295,55 @@ def test_another_scale_of_all_rows_hides_no_patient(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="summed over the same training samples except for fewer than 10"):
         differences.note_rows(tmp_path, Subset(scaled[1], held.rows), "training", 10)
     differences.note_rows(tmp_path, Subset(scaled[1], held.rows[1:]), "training", 10)
+
+
+def test_another_agreement_hides_no_patient_who_replaces_another(
+    tmp_path: Path, command: Callable[..., tuple[int, str]]
+) -> None:
+    """A coordinator hands out scales that differ in the last bit, when one patient has come and one has left."""
+    rows = [(age, sex, "yes" if k % 3 else "no") for k, (age, sex, _) in enumerate(patients())]
+    for name, held in ("a", rows[:-1]), ("b", rows[:50]):
+        (tmp_path / name).mkdir()
+        silo(tmp_path / name, held, "min_count = 3")
+        assert command("silo", "sums", str(tmp_path / name / "silo.toml"))[0] == 0
+        (tmp_path / f"{name}.json").write_bytes(
+            (tmp_path / name / "a-sums.json").read_bytes().replace(b'"a"', f'"{name}"'.encode())
+        )
+    scales = tmp_path / "a" / "agreed.json"
+    code, said = command(
+        "federation", "agree", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--out", str(scales)
+    )
+    assert code == 0, said
+    agreed = json.loads(scales.read_text())
+    at = 0
+
+    def run(held: Sequence[Row], factor: float = 1.0) -> str:
+        nonlocal at
+        at += 1
+        changed = agreed | {"scale": [one * factor for one in agreed["scale"]]}
+        scales.write_text(json.dumps(changed))
+        file = silo(tmp_path / "a", held, 'min_count = 3\nagreed = "agreed.json"')
+        dataset, client = file.load()
+        written = file.as_written(client)
+        assert [len(part) for part in (written.train, written.test)] == [len(client.train), len(client.test)]
+        method = FedGram(dictionary="seed", width=3, min_active=10)
+        about = replace(terms(method, keys=(), sealed=False), run=f"{at:016x}", schema=file.schema)
+        about = replace(about, recipe=replace(about.recipe, model="table_mlp"))
+        about = replace(
+            about,
+            shape=dataset.shape,
+            classes=dataset.classes,
+            mean=tuple(map(float, dataset.mean)),
+            std=tuple(map(float, dataset.std)),
+            augment=dataset.augment,
+            inputs=kinds.terms(dataset.inputs),
+            task=tasks.terms(dataset.task),
+        )
+        return unpack(Silo(file, (dataset, client)).answer(pack(Ask("hello", about.text()))), Answer)[0].error
+
+    assert not run(rows[:-1])
+    assert not run(rows[:-1], 1 + 1e-9)  # the same patients
+    assert "summed over the same training samples except for fewer than 10" in run([*rows[:40], *rows[41:]], 1 + 1e-6)
 
 
 def test_another_order_of_classes_hides_no_patient(tmp_path: Path) -> None:

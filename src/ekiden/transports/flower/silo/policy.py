@@ -143,16 +143,20 @@ def check_differences(file: SiloFile, agreed: Agreement, client: ClientData, wid
     sums = isinstance(method, (FixedFeatures, Trees, GLM, DeepAFL)) or method.title().endswith(LAP)
     if limits.differences or not (agreed.measures or (sums and not agreed.recipe.dp)):
         return
-    measured, kind = (client.val, "validation") if agreed.validation else (client.test, "test")
+    written = file.as_written(client)
+    measured, kind = (written.val, "validation") if agreed.validation else (written.test, "test")
     if len(measured) >= limits.min_samples:  # of fewer nothing is told
         differences.note_rows(file.folder, measured, kind, limits.min_samples)
     if not agreed.measures:
-        differences.note_rows(file.folder, client.train, "training", limits.min_active)
-        _check_told(file, agreed, client, width)
+        differences.note_rows(file.folder, written.train, "training", limits.min_active)
+        _check_told(file, agreed, client.train, written.train, width)
 
 
-def _check_told(file: SiloFile, agreed: Agreement, client: ClientData, width: int) -> None:
-    """Refuse sums of features, or of a regression, that together with those of earlier runs tell too much."""
+def _check_told(file: SiloFile, agreed: Agreement, part: Subset, written: Subset, width: int) -> None:
+    """Refuse sums of features, or of a regression, that together with those of earlier runs tell too much.
+
+    `written` are the samples of `part` as the silo's files have them.
+    """
     recipe, limits, outputs = agreed.recipe, file.limits, agreed.outputs
     method = recipe.method
     if not limits.min_active or not isinstance(method, (FixedFeatures, GLM)):
@@ -164,10 +168,10 @@ def _check_told(file: SiloFile, agreed: Agreement, client: ClientData, width: in
     if limits.trust_first:  # another party chose them
         about.append(agreed.run)
     least = FedGram(min_active=limits.min_active)
-    most = most_features(least, client.train, agreed.labels, outputs)
+    most = most_features(least, part, agreed.labels, outputs)
     named = custody.digest([json.dumps(about, sort_keys=True).encode()])[:32]
     told = _numbers(width, outputs)
-    differences.note_sums(file.folder, client.train, named, told, _numbers(most, outputs), limits.min_active)
+    differences.note_sums(file.folder, written, named, told, _numbers(most, outputs), limits.min_active)
 
 
 def _numbers(width: int, outputs: int) -> int:

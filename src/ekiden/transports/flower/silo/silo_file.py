@@ -8,11 +8,12 @@ import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
-from hashlib import scrypt
+from hashlib import blake2b, scrypt
 from pathlib import Path
 from shutil import rmtree
 from typing import Annotated, Any, Literal
 
+import torch
 import torch.nn.functional as F
 
 from ekiden.base import outside
@@ -28,6 +29,7 @@ from ekiden.data.columns import listed
 from ekiden.data.copies import fingerprints
 from ekiden.data.holdings import hold
 from ekiden.data.moments import ColumnSums, told_by
+from ekiden.data.samples import Subset
 from ekiden.data.targets import in_order
 from ekiden.data.tasks import Classification, LanguageModelling, terms
 from ekiden.data.tasks.base import IGNORED
@@ -288,6 +290,24 @@ class SiloFile:
                 "class are agreed on (leave out data.agreed)"
             )
         return replace(dataset, least=self.data.min_count), client
+
+    def as_written(self, client: ClientData) -> ClientData:
+        """Return a client's samples as they are in the silo's files.
+
+        The rows of a table are read again without the scale and the categories of `data.agreed`, which others made.
+        """
+        if self.data.python or not self.data.agreed or read_agreed(self.beside(self.data.agreed)).table is None:
+            return client
+        dataset, found = replace(self, data=replace(self.data, agreed="")).unscaled()
+
+        def written(part: Subset) -> Subset:
+            x, y = torch.from_numpy(dataset.inputs.compared(part.x)), part.y
+            if isinstance(dataset.task, Classification):
+                names = [blake2b(name.encode(), digest_size=7).digest() for name in dataset.classes]
+                y = torch.tensor([int.from_bytes(name) for name in names])[y]
+            return Subset(Samples(x, y), torch.arange(len(y)))
+
+        return replace(found, train=written(found.train), val=written(found.val), test=written(found.test))
 
     @property
     def schemas(self) -> list[Path]:
