@@ -88,9 +88,9 @@ class Reading(Checked):
 
     def __post_init__(self) -> None:
         for name in (f.name for f in fields(self) if f.name.endswith(("_column", "_columns"))):
-            value = getattr(self, name)
-            shown = frames.seen([value])[0] if isinstance(value, str) else tuple(frames.seen(value))
-            object.__setattr__(self, name, shown)
+            if value := getattr(self, name):
+                shown = frames.seen([value])[0] if isinstance(value, str) else tuple(frames.seen(value))
+                object.__setattr__(self, name, shown)
         if self.pixel_window and (len(self.pixel_window) != 2 or not self.pixel_window[0] < self.pixel_window[1]):
             raise UserError(f"--pixel-window needs two values, low and high, not {list(self.pixel_window)}")
         if sum(map(bool, (self.image_column, self.text_column, self.array_column))) > 1:

@@ -40,7 +40,7 @@ ALIKE = "names that differ in case, blanks, signs or leading zeros only, or mean
 
 def fold(name: str) -> str:
     """Return a name without differences in case, blanks, hyphens, quotation marks and the form of characters."""
-    plain = (garbled(name) or name).translate(_SIGNS)
+    plain = (name if name.isascii() else garbled(name) or name).translate(_SIGNS)
     seen = "".join(c for c in unicodedata.normalize("NFKC", plain) if unicodedata.category(c) != "Cf")
     return " ".join(re.sub(r"(?<=\w)[-_](?=\w)", " ", seen.casefold()).split())
 
