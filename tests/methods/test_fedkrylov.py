@@ -19,7 +19,7 @@ from ekiden.engine.worker import Client
 from ekiden.methods import FedGram, FedKrylov
 from ekiden.methods.exact.blocks.fixed_features import ShortColumns, features_of
 from ekiden.methods.exact.blocks.gaussian_heads import GRID
-from ekiden.methods.exact.fedkrylov.solver import (
+from ekiden.methods.exact.blocks.krylov import (
     PENALTY,
     HeldAnswers,
     Labels,

@@ -27,12 +27,11 @@ from ekiden.engine.folder import read_config
 from ekiden.engine.method import INITIAL, Method, on_client
 from ekiden.engine.wire import Encoded
 from ekiden.methods import GLM, DeepAFL, FedCOF, FedGram, FedKrylov, FedRAN, FedSeq, Trees, between_machines, with_lap
-from ekiden.methods.exact import closing
+from ekiden.methods.exact import closing, fedkrylov
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_of
+from ekiden.methods.exact.blocks.krylov import OpeningSums
 from ekiden.methods.exact.closing import ClosingLap
 from ekiden.methods.exact.fedgram import Handoff
-from ekiden.methods.exact.fedkrylov import fedkrylov
-from ekiden.methods.exact.fedkrylov.solver import OpeningSums
 from ekiden.methods.exact.fedran import Scatter
 from ekiden.models import build
 from ekiden.models.whole_features import PatchFeatures, RandomReLU

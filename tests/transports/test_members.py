@@ -16,8 +16,8 @@ from ekiden.data import load
 from ekiden.data.samples import Subset
 from ekiden.data.tasks import Classification
 from ekiden.methods import FedCOF, FedGram, FedKrylov, FedRAN
+from ekiden.methods.exact import fedkrylov
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_of, with_rows
-from ekiden.methods.exact.fedkrylov import fedkrylov
 from ekiden.methods.exact.fedran import Scatter
 from ekiden.models import build
 from ekiden.models.whole_features import RandomReLU

@@ -18,7 +18,7 @@ from ekiden.methods.exact.blocks.fixed_features import FixedFeatures
 from ekiden.methods.exact.closing import LAP, ClosingLap, lapped, with_lap
 from ekiden.methods.exact.fedcof import FedCOF
 from ekiden.methods.exact.fedgram import FedGram
-from ekiden.methods.exact.fedkrylov.fedkrylov import FedKrylov
+from ekiden.methods.exact.fedkrylov import FedKrylov
 from ekiden.methods.exact.fedran import FedRAN
 from ekiden.methods.exact.slot_align import SLOTAlign
 from ekiden.methods.exact.trees import Trees

@@ -34,7 +34,7 @@ from ekiden.methods.exact.blocks.fixed_features import (
     labels_as_targets,
     with_rows,
 )
-from ekiden.methods.exact.fedkrylov.solver import (
+from ekiden.methods.exact.blocks.krylov import (
     Chosen,
     Columns,
     HeldAnswers,

@@ -1,1 +1,0 @@
-"""FedKrylov: what clients hand on, and the solver at the first client."""
