@@ -165,8 +165,6 @@ def _check_told(file: SiloFile, agreed: Agreement, part: Subset, written: Subset
     if isinstance(method, FixedFeatures):
         chosen = {f.name: getattr(method, f.name) for f in fields(FixedFeatures) if f.name not in ("order", "bytes")}
         about = [recipe.seed, recipe.model, recipe.pretrained, {**chosen, "width": width}]
-    if limits.trust_first:  # another party chose them
-        about.append(agreed.run)
     least = FedGram(min_active=limits.min_active)
     most = most_features(least, part, agreed.labels, outputs)
     named = custody.digest([json.dumps(about, sort_keys=True).encode()])[:32]
