@@ -246,21 +246,19 @@ def repeats(subject: Subject) -> None:
 
 def resumes(subject: Subject) -> None:
     """It resumes after every step bit for bit."""
-    _, steps = subject.plain, subject.steps
+    _, steps = subject.watched, subject.steps
     with TemporaryDirectory() as folder:
-        whole = Path(folder) / "whole"
-        _run(subject.small, folder=whole)
         # Stopped after each step; and, if there are more steps, after several steps of one process.
         for each in (1, -(-steps // 2))[: 1 if steps <= 2 else 2]:
             stopped = Path(folder) / f"each-{each}"
             for done in range(0, steps, each):
                 try:
-                    _run(subject.small, folder=stopped, stop_after=each)
+                    _run(subject.small, folder=stopped, stop_after=each, evaluate_every=10**9)
                 except Exception as error:
                     if not done:
                         raise
                     raise Broken(f"a run that was stopped after step {done} cannot go on{_STATE}") from error
-            if different := _different(whole, stopped):
+            if different := _different(subject.files, files(stopped)):
                 raise Broken(f"a run that was stopped gives another {different}{_STATE}")
 
 
@@ -353,13 +351,12 @@ def _compare(method: Method, attempts: Callable[[Path, int], None]) -> None:
         whole, other = Path(scratch) / "whole", Path(scratch) / "other"
         _run(method, folder=whole)
         attempts(other, method.steps(len(blobs().clients)))
-        if different := _different(whole, other):
+        if different := _different(files(whole), files(other)):
             raise Broken(f"a run of {method.title()} gives another {different}")
 
 
-def _different(a: Path, b: Path) -> str:
+def _different(here: dict[str, bytes], there: dict[str, bytes]) -> str:
     """Return the names of the files in which two runs differ."""
-    here, there = files(a), files(b)
     return ", ".join(sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name)))
 
 

@@ -212,6 +212,7 @@ class Subject:
     def __init__(self, kind: type[Method]) -> None:
         self.kind = kind  # its class
         self.seen = Seen()  # what was seen in `watched`, also if that run failed
+        self.files: dict[str, bytes] = {}  # those of `watched`
 
     @_Once
     def default(self) -> Method:
@@ -258,6 +259,7 @@ class Subject:
             path = Path(folder) / "run"
             once = settings() | {"evaluate_every": 10**9}
             result = run(self.small, blobs(), Tiny, folder=path, stop_after=self.steps + 1, **once)
+            self.files = files(path)
             return result, read_config(path)
 
 

@@ -316,7 +316,8 @@ def _passes(
             inputs = [_inputs(layer, network, seen[layer.name], plain.get(layer.name)) for layer in layers]
         outputs = [out for layer in layers for _, out in seen[layer.name]]
         for number, at_logits in enumerate(_at_logits(logits.detach(), y, labels, draw)):
-            found = torch.autograd.grad(logits, outputs, at_logits, retain_graph=True, materialize_grads=True)
+            # Of a sum: for a gradient that is given, PyTorch first imports all of SymPy.
+            found = torch.autograd.grad((logits * at_logits).sum(), outputs, retain_graph=True, materialize_grads=True)
             work.backward += len(x)
             left = iter(found)
             gradients = [

@@ -3,11 +3,13 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
+from torch.optim.adam import adam
 
 from ekiden.authoring import Fed, State, UserError, Weights
 from ekiden.base.errors import unknown
@@ -161,7 +163,11 @@ def synthesise(
     Returns:
         (b, ...) on the CPU, images as bytes.
     """
-    optimizer = torch.optim.Adam([*generator.parameters(), z], lr, betas=(0.5, 0.999))
+    leaves = [*generator.parameters(), z]
+    first, second = ([torch.zeros_like(leaf) for leaf in leaves] for _ in range(2))
+    counts = [torch.zeros(()) for _ in leaves]
+    # The first `torch.optim.Adam` of a process would import PyTorch's compiler, which takes seconds.
+    update = partial(adam, lr=lr, beta1=0.5, beta2=0.999, eps=1e-8, weight_decay=0.0, amsgrad=False, maximize=False)
     best, least = torch.empty(0), math.inf
     for _ in range(steps):
         with fed.autocast():
@@ -169,11 +175,13 @@ def synthesise(
         loss = loss_of(raw)
         if float(loss.detach()) < least:
             best, least = raw.detach().clone(), float(loss.detach())
-        optimizer.zero_grad()
+        for leaf in leaves:
+            leaf.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
         if clip < math.inf:
             torch.nn.utils.clip_grad_norm_(generator.parameters(), clip, foreach=False)
-        optimizer.step()
+        with torch.no_grad():
+            update(leaves, [leaf.grad for leaf in leaves if leaf.grad is not None], first, second, [], counts)
     if least == math.inf:
         raise UserError("the generator's loss is not finite: lower --generator-lr")
     best = best.cpu().contiguous()
