@@ -95,6 +95,14 @@ def test_numbers_of_three_digits_are_not_called_rounded() -> None:
     assert not said(lambda: ekiden.federate(silos))
 
 
+def test_embeddings_of_another_model_are_named() -> None:
+    rng = np.random.default_rng(0)
+    centre = rng.normal(size=(2, 2, 32))
+    parts = [(centre[k // 2][y] + rng.normal(size=(40, 32)), y) for k in range(3) for y in [np.arange(40) % 2]]
+    silos: list[Any] = [(np.float32(x), y) for x, y in parts]
+    assert "values of client-2 lie elsewhere than those of all other silos" in said(lambda: ekiden.federate(silos))
+
+
 def test_a_test_with_swapped_labels_is_named(tmp_path: Path) -> None:
     frames = [pandas.DataFrame(table(k)) for k in range(2)]
     frames[1]["label"] = frames[1]["label"].replace({"sick": "well", "well": "sick"})
@@ -161,11 +169,12 @@ def test_clipped_marked_and_overlapping_signals_are_named(change: Change, line: 
     assert line in found if line else not found
 
 
-def test_columns_that_are_there_twice_are_named() -> None:
+def test_columns_that_are_there_twice_and_subjects_that_keep_nothing_together_are_named() -> None:
     rows = table(0)
     assert not said(lambda: load(rows | {"patient": np.arange(120)}, subject_column="patient"))
-    found = said(lambda: load(rows | {"age.1": rows["age"]}))
+    found = said(lambda: load(rows | {"age.1": rows["age"], "visit": np.arange(120)}, subject_column="visit"))
     assert "column 'age' and column 'age.1' of own data are equal in all rows" in found
+    assert "each row of the table has its own value in subject_column visit" in found
 
 
 def test_numbers_in_two_units_and_labels_that_mark_missing_ones_are_named() -> None:

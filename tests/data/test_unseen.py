@@ -5,6 +5,7 @@ import re
 import unicodedata
 import warnings
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -232,18 +233,27 @@ def test_coarse_rows_with_several_labels_are_no_doubt() -> None:
     assert "with several labels" not in said(lambda: load(coarse))
 
 
-def waves(seed: int, rate: float = 1.0) -> Any:
-    """Return signals of a slow and of a fast class."""
+def waves(seed: int, rate: float = 1.0, sign: int = 1) -> Any:
+    """Return signals of a slow and of a fast class, with peaks that point up."""
     rng, y = np.random.default_rng(seed), np.arange(40) % 2
     phase = (np.arange(128) / (16 - 6 * y[:, None]) / rate + rng.random((40, 1))) % 1
-    return ((np.exp(-40 * (phase - 0.5) ** 2) + rng.normal(0, 0.05, (40, 128)))[:, None]).astype(np.float32), y
+    return ((np.exp(-40 * (phase - 0.5) ** 2) + rng.normal(0, 0.05, (40, 128)))[:, None] * sign).astype(np.float32), y
 
 
-def test_signals_of_one_silo_at_another_rate_are_named() -> None:
+@pytest.mark.parametrize(
+    ("odd", "line"),
+    [
+        (
+            waves(2, rate=0.5),
+            "signals of c change .* times as fast or as slowly as at other silos: bring all to one sam",
+        ),
+        (waves(2, sign=-1), "signals of c seem as if they are upside down, compared with other silos"),
+    ],
+)
+def test_signals_of_one_silo_at_another_rate_or_upside_down_are_named(odd: Any, line: str) -> None:
     silos = {"a": waves(0), "b": waves(1), "c": waves(2)}
     assert not said(lambda: ekiden.federate(silos))
-    line = said(lambda: ekiden.federate(silos | {"c": waves(2, rate=0.5)}))
-    assert re.search("signals of c change .* times as fast or as slowly as at other silos: bring all to one sam", line)
+    assert re.search(line, said(lambda: ekiden.federate(silos | {"c": odd})))
 
 
 def test_masks_of_one_silo_with_two_classes_changed_places_are_named() -> None:
@@ -350,3 +360,13 @@ def test_images_that_another_library_allows_to_be_cut_are_named(monkeypatch: pyt
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     cut = encoded(Image.fromarray(pictures(1, 64, 64)[0].permute(1, 2, 0).numpy()), "JPEG")[:1500]
     assert "missing parts of damaged images are read as grey" in said(lambda: Images().encode([cut]))
+
+
+def test_pictures_of_the_test_that_were_compressed_again_are_named() -> None:
+    smooth = [Image.fromarray(pictures(1, 3, 3)[0].permute(1, 2, 0).numpy()).resize((24, 24)) for _ in range(60)]
+    again = [Image.open(BytesIO(encoded(image, "JPEG", quality=95))) for image in smooth[:10]]
+    x, copies = (torch.from_numpy(np.stack([*map(np.asarray, each)])).movedim(3, 1) for each in (smooth, again))
+    y = torch.arange(60) % 2
+    line = said(lambda: from_tensors((x, y), (torch.cat([copies, 255 - x[:10]]), y[:20])))
+    assert re.search(r"\d+ of 20 test images .* nearly a training image, as if it was compressed again", line)
+    assert "compressed" not in said(lambda: from_tensors((x[:40], y[:40]), (x[40:], y[40:])))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn import functional as F
 
 from ekiden.base.errors import counted, listed, tell
 from ekiden.base.outside import pa, pc
@@ -38,6 +39,9 @@ _CROWDED = 5  # times as many rows as any other subject has
 _SEVERAL = 0.01  # share of test rows that equal a training row
 _COPIED = 20  # rows from which a column that equals the label is hardly chance
 _AGREES = 0.995  # share of rows in which a feature tells the label
+_RECORDS = re.compile(
+    r"visit|encounter|stay|admission|sample|specimen|scan|image|file|slice|row|record|exam|study|series"
+)
 _MOST_NAMES = 200  # classes whose names are compared
 _SHORTEST = 5  # letters of a name that may hold a slip
 _MOST = 0.8  # share of files with names that begin alike
@@ -71,6 +75,9 @@ _PEEK = 512  # rows that are looked at first
 _WORD = re.compile(r"\w+")
 _VALUES = 1 << 24  # that are looked at
 _COLUMNS, _FINE = 3, 20  # columns with so many different values: otherwise equal rows may be chance
+_ROWS = 20_000  # images with which others are compared
+_SIDE = 8  # pixels of their thumbnails
+_LEVELS, _NEARER = 3.0, 4.0  # grey levels between copies, and how many times nearer they are than others
 
 
 def look(seen: SeenData) -> None:
@@ -570,6 +577,40 @@ def _rows_in_both(seen: SeenData) -> Iterator[str]:
         )
 
 
+def _stored_again(seen: SeenData) -> Iterator[str]:
+    """Say how many test images are nearly a training image, as if one was stored with losses."""
+    train, test = seen.data.train.x, seen.data.test.x
+    if train.ndim != 4 or train.dtype != torch.uint8 or seen.prints is None:
+        return
+    known = {*seen.prints[0]}
+    rows = [k for k, print_ in enumerate(seen.prints[1]) if print_ not in known]
+    rows = rows[:: len(rows) // _PEEK + 1]
+    small, other = (
+        F.adaptive_avg_pool2d(part.float(), _SIDE).flatten(1)
+        for part in (train[:: len(train) // _ROWS + 1], test[rows])
+    )
+    if len(small) < _MANY or not rows:
+        return
+    near = torch.cdist(other, small).topk(2, largest=False).values / small.shape[1] ** 0.5
+    found = int(((near[:, 0] <= _LEVELS) & (near[:, 0] * _NEARER <= near[:, 1])).sum())
+    if found >= max(2, _SEVERAL * len(rows)):
+        yield (
+            f"{found:,} of {len(rows):,} test images of {seen.source} that were looked at are nearly a training image, "
+            "as if it was compressed again: take out pictures that are twice"
+        )
+
+
+def _lone_subjects(seen: SeenData) -> Iterator[str]:
+    """Say that a column of subjects keeps no rows together, because it names visits or samples."""
+    column, named = seen.reading.subject_column, [raw.subject for raw in seen.raws if raw.subject is not None]
+    rows = sum(map(len, named))
+    if rows >= _MANY and _RECORDS.search(column.lower()) and len(np.unique(np.concatenate(named))) == rows:
+        yield (
+            f"each row of {seen.source} has its own value in --subject-column {column}, so no rows are kept together: "
+            "name the column that says whom they are about"
+        )
+
+
 def _classes_in_test_only(seen: SeenData) -> Iterator[str]:
     """Say how many test rows are of classes that no training row has."""
     train, test = seen.data.train, seen.data.test
@@ -586,7 +627,7 @@ _DOUBTS = (
     *(_ids, _splits, _rare_labels, _copied_labels, _two_labels, _equal_columns, _times_without_events),
     *(_names_alike, _names_of_missing, _nearly_alike, _files_of_patients, _small_groups, _given_tests, _rows_in_both),
     *(_classes_in_test_only, _bare_samples, _odd_texts, _told_by_words, _same_samples),
-    *(_joined_names, _subjects_written_alike, _repeated_rows),
+    *(_joined_names, _lone_subjects, _subjects_written_alike, _repeated_rows, _stored_again),
     *MORE_DOUBTS,
 )
 """what is looked for; each yields a line for what it finds"""

@@ -36,6 +36,8 @@ _SIDE = 8  # pixels of a mean picture
 _LEVELS, _NEARER = 6.0, 3.0  # grey levels between mean pictures, and how many times nearer the turned one is
 _FASTER = 0.33  # logarithm of a factor between frequencies, 1.4
 _CUT = 0.1  # share of values at the end of their range from which it is not chance
+_SKEWED = 0.5  # skewness of signals that have an upper and a lower side
+_ALIKE = 0.7  # cosine between means of embeddings of one model
 _DECIMALS, _DIFFERENT = 4, 3  # that are looked for, in at least so many different numbers
 _MOSTLY = 0.7  # share of numbers with more decimals than a silo that rounded them has
 
@@ -239,6 +241,24 @@ def _odd_signals(seen: SeenData) -> Iterator[str]:
                 )
 
 
+def _upside_down(seen: SeenData) -> Iterator[str]:
+    """Name silos with signals that are skewed in the other direction than those of all others."""
+    x, rows = seen.data.train.x, seen.compared
+    skewed = {name: _skewness(x[at]) for name, at in rows.items()} if _are_signals(x) else {}
+    for name, others, shown in _compared([*skewed]):
+        there = torch.stack([skewed[n] for n in others])
+        usual = there.abs().amin(0) * there[0].sign() * (there.sign() == there[0].sign()).all(0)
+        if bool((skewed[name] * usual < -(_SKEWED**2)).any()):
+            yield f"signals of {shown} seem as if they are upside down, compared with other silos: check their polarity"
+
+
+def _skewness(x: Tensor) -> Tensor:
+    """Return the mean skewness (C,) of signals (n, C, T)."""
+    x = x.double().cpu()
+    x = x - x.mean(2, keepdim=True)
+    return (x.pow(3).mean(2) / x.square().mean(2).sqrt().clamp(min=1e-12) ** 3).mean(0)
+
+
 def _frequency(x: Tensor) -> float:
     """Return the logarithm of the median frequency of signals (n, C, T)."""
     x = x.double().cpu()
@@ -378,6 +398,18 @@ def _shared_rows(seen: SeenData) -> Iterator[str]:
         yield from rows_of_several(seen.owned, chance(seen.data.train.x))
 
 
+def _foreign_embeddings(seen: SeenData) -> Iterator[str]:
+    """Name silos whose embeddings point elsewhere than those of all others, as those of another model do."""
+    rows, x = seen.compared, seen.data.train.x
+    if x.ndim != 2 or not x.is_floating_point() or Table.of(seen.data.inputs).numeric or x.shape[1] < SHORTEST:
+        return
+    mean = {name: F.normalize(x[at].double().mean(0), dim=0).cpu() for name, at in rows.items()}
+    for name in rows if len(rows) > 2 else ():
+        others = torch.stack([m for n, m in mean.items() if n != name])
+        if float((others @ others.T).min()) >= _ALIKE and float((others @ mean[name]).max()) <= _ALIKE / 2:
+            yield f"values of {name} lie elsewhere than those of all other silos: check that one model made all of them"
+
+
 MORE_DOUBTS = (
     _flat_channels,
     _ends_of_signals,
@@ -390,5 +422,7 @@ MORE_DOUBTS = (
     _turned_shares,
     _odd_signals,
     _otherwise_written,
+    _foreign_embeddings,
+    _upside_down,
 )
 """what is looked for; each yields a line for what it finds"""
