@@ -5,6 +5,7 @@ Inconsistency. CCS 2022. https://arxiv.org/abs/2111.07380
 """
 
 import dataclasses
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from ekiden.methods import (
     DeepAFL,
     FedAvg,
     FedDC,
+    FedDisco,
     FedDyn,
     FedGram,
     FedKrylov,
@@ -32,11 +34,12 @@ from ekiden.methods import (
     with_lap,
 )
 from ekiden.methods.blocks.rounds import ModelSums
+from ekiden.methods.rounds.feddisco import discrepancy
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
 from ekiden.transports.flower.coordinator.transport import Remote
 from ekiden.transports.flower.silo import silo
-from tests.transports.fakes import NAMES, FakeNodes, with_keys
+from tests.transports.fakes import NAMES, FakeNodes, mine, with_keys
 from tests.transports.test_remote import far
 
 pytestmark = pytest.mark.filterwarnings("ignore:each pixel is a column of the trees:ekiden.base.errors.DataWarning")
@@ -147,3 +150,20 @@ def test_a_sum_opens_only_if_all_silos_were_sent_the_same(
         far(method, FakeNodes(files), tmp_path / "run", public)
     assert changed
     assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_the_coordinator_of_feddisco_chooses_whose_model_alone_counts(tmp_path: Path) -> None:
+    """It tells all silos the same two numbers, which are not those that follow from their sums."""
+    method = FedDisco(rounds=1, epochs=1, secure=True)
+    parts = [mine(name)[1].train for name in NAMES]
+    far_off = [discrepancy(part.class_counts(10), method.discrepancy) for part in parts]
+    alone = set()
+    for samples, far_told in itertools.product((10.0, 100.0, 1000.0), (-0.1, -1.0, 0.01, 0.1, 0.2, 0.5, 1.0, 5.0)):
+        shares = [len(part) / samples / 3 - method.a * d / far_told / 3 for part, d in zip(parts, far_off, strict=True)]
+        counting = [name for name, share in zip(NAMES, shares, strict=True) if share + method.b > 0]
+        alone.update(counting if len(counting) == 1 else [])
+    assert alone
+    files, public = with_keys(tmp_path, NAMES, trusting=False)
+    with pytest.raises(UserError, match=r"the coordinator of feddisco chooses the weights, .* \(limits.trust_first"):
+        far(method, FakeNodes(files), tmp_path / "run", public)
+    assert not list(tmp_path.glob("*-silo/runs/*"))

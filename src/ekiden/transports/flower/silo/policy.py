@@ -22,7 +22,7 @@ from ekiden.engine.method import INITIAL, Method
 from ekiden.engine.subgroups import divisions
 from ekiden.engine.wire import SERVER, Ref
 from ekiden.engine.worker import Setup
-from ekiden.methods import GLM, LAP, DeepAFL, FedGram, Trees
+from ekiden.methods import GLM, LAP, DeepAFL, FedDisco, FedGram, Trees
 from ekiden.methods.blocks.rounds import SecureMethod
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_of
 from ekiden.models.tables_and_texts import Linear
@@ -118,6 +118,11 @@ def _check_method(file: SiloFile, method: Method) -> None:
         raise UserError(f"the last silo of {title} chooses where sums are taken, {why}: give --family=linear")
     if isinstance(method, DeepAFL):
         raise UserError(f"the coordinator of {title} chooses the features, {why}: choose another method")
+    if isinstance(method, FedDisco) and method.secure:
+        raise UserError(
+            f"the coordinator of {title} chooses the weights, with which all models but one can count nothing in a sum "
+            "(limits.trust_first in its silo.toml): choose another method for --secure"
+        )
 
 
 def _check_sums(file: SiloFile, agreed: Agreement) -> None:

@@ -93,7 +93,8 @@ class Limits(Checked):
     adds all of it itself, and trusts nobody"""
     trust_first: bool = False
     """also take part in runs in which another party chooses the features whose sums leave this silo, and so can read
-    single samples from them: the first silo, the one with the model before a closing lap, the coordinator of deepafl"""
+    single samples from them: the first silo, the one with the model before a closing lap, the coordinator of deepafl;
+    or the weights of models in a sum: the coordinator of feddisco with `--secure`"""
     min_active: CountOrZero = 10
     """smallest k of a run (its `min_active`): sums leave out features that vary in fewer than k samples here, and
     samples of classes with fewer than k samples; histograms of `trees` are of groups of k samples or more"""
