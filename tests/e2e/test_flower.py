@@ -300,8 +300,8 @@ def test_a_silo_cannot_speak_for_another_one(federation: Federation) -> None:
             line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()
         ]
         listening = [line[1].split(":") for line in lines if line[3] == "0A"]
-        for own in (*federation.ports[1:4], federation.parts.control_port):
-            assert [address for address, port in listening if int(port, 16) == own] == ["0100007F"]
+        for inner in (*federation.ports[1:4], federation.parts.control_port):
+            assert [address for address, port in listening if int(port, 16) == inner] == ["0100007F"]
 
 
 @pytest.mark.slow

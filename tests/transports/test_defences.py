@@ -205,8 +205,8 @@ DEFENCES = {
     ),
     "validation samples of evaluations are compared": (
         f"{FLOWER}/silo/policy.py",
-        'measured, kind = (client.val, "validation") if agreed.validation else (client.test, "test")',
-        'measured, kind = client.test, "test"',
+        'measured, kind = (written.val, "validation") if agreed.validation else (written.test, "test")',
+        'measured, kind = written.test, "test"',
         "tests/transports/test_told_sums.py::test_the_difference_of_two_evaluations_of_a_model_is_refused",
     ),
     "test samples of runs of sums are compared": (
