@@ -64,7 +64,7 @@ def as_new(keep: Sequence[int]) -> None:
     sys.stdin, sys.stdout, sys.stderr = (open(n, mode, 1, closefd=False) for n, mode in enumerate("rww"))  # noqa: SIM115
     for logger in (logging.root, *logging.root.manager.loggerDict.values()):
         for handler in getattr(logger, "handlers", ()):
-            if type(handler) is logging.StreamHandler:
+            if isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler):
                 handler.stream = sys.stderr
     logging.root.handlers = []
     warnings.resetwarnings()

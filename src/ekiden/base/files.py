@@ -174,7 +174,7 @@ def read_regular(path: Path, most: int = 1 << 31) -> bytes:
         UserError: it is not a regular file, or too large.
     """
     with _regular(path, most) as file:
-        return file.read(most)
+        return file.read(os.fstat(file.fileno()).st_size)  # `read` makes room for what it is asked for
 
 
 @contextmanager
