@@ -27,14 +27,14 @@ hospital: setup
 	$(BIN)/python -m benchmarks.hospital
 
 test: setup lint docs
-	HF_HUB_OFFLINE=1 $(BIN)/pytest -n auto --dist loadgroup --no-loadscope-reorder -m "not slow"
+	HF_HUB_OFFLINE=1 $(BIN)/pytest -n auto --dist loadgroup -m "not slow"
 
 slow: setup
 	HF_HUB_OFFLINE=1 EKIDEN_FUZZ=5 $(BIN)/pytest -m "slow or hypothesis"
 
 # Which lines the fast tests run. Apart from them, because tracing costs 42 % more processor time (Python 3.11).
 coverage: setup
-	HF_HUB_OFFLINE=1 $(BIN)/pytest -n auto --dist loadgroup --no-loadscope-reorder -m "not slow" --cov=ekiden --cov-report=term:skip-covered
+	HF_HUB_OFFLINE=1 $(BIN)/pytest -n auto --dist loadgroup -m "not slow" --cov=ekiden --cov-report=term:skip-covered
 
 # The site, in site/: open site/index.html, no server needed.
 docs: setup

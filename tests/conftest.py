@@ -14,9 +14,6 @@ from tests.warm import warm_processes
 
 # The process that hands tests out to workers loads this file and no test: PyTorch and Ekiden are imported where used.
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["OMP_NUM_THREADS"] = "1"  # a pool of threads does not survive the fork of `tests.warm`
-LONG = ("e2e", "lifecycle", "transports", "conformance")
-"""Folders whose tests come first: with three workers, none works alone at the end."""
 settings.register_profile("ekiden", max_examples=examples(30), deadline=None)
 settings.load_profile("ekiden")
 
@@ -24,15 +21,6 @@ settings.load_profile("ekiden")
 def pytest_xdist_auto_num_workers() -> int:
     """One worker more than there are processors: tests of other processes mostly wait."""
     return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each file to one worker, which makes fixtures and slow imports once; folders with long tests come first."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
-    items.sort(key=lambda item: LONG.index(item.path.parent.name) if item.path.parent.name in LONG else len(LONG))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -1,22 +1,17 @@
 """Processes that start at once: forks of one that has its imports behind it, where a new interpreter needs seconds.
 
-That one is itself a fork of the tests' process, made before the first test. All else is as in processes that the
-product makes: what they get is pickled, and nothing is shared with the tests.
+All else is as in processes that the product makes: what they get is pickled, and nothing is shared with the tests.
 """
 
-import logging
+import multiprocessing
 import os
 import subprocess
 import sys
-import threading
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from multiprocessing import forkserver, resource_tracker, util
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -42,50 +37,13 @@ class WarmContext(ForkServerContext):
     Process = WarmProcess
 
 
-def forked(path: bytes, arguments: Sequence[str], keep: Sequence[int]) -> int:
-    """Fork this process, where `multiprocessing` would start an interpreter with these arguments."""
-    with warnings.catch_warnings(action="ignore"):  # other threads of this process only wait
-        number = os.fork()
-    if number:
-        return number
-    try:
-        as_new(keep)
-        exec(arguments[-1], vars(sys.modules["__main__"]))
-    finally:
-        os._exit(0)
-
-
-def as_new(keep: Sequence[int]) -> None:
-    """Undo what pytest changed in this process: its main module, files, streams, filters of warnings."""
-    sys.modules["__main__"] = ModuleType("__main__")
-    for handle in {int(name) for name in os.listdir("/dev/fd")} - {0, 1, 2, *keep}:
-        with suppress(OSError):
-            os.close(handle)
-    sys.stdin, sys.stdout, sys.stderr = (open(n, mode, 1, closefd=False) for n, mode in enumerate("rww"))  # noqa: SIM115
-    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
-        for handler in getattr(logger, "handlers", ()):
-            if isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler):
-                handler.stream = sys.stderr
-    logging.root.handlers = []
-    warnings.resetwarnings()
-    for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
-        warnings.simplefilter("ignore", kind)
-    forkserver._forkserver._lock = threading.Lock()  # type: ignore[attr-defined]  # held when it was forked
-
-
 @contextmanager
 def warm_processes() -> Iterator[None]:
-    """Let the product make its processes so, also in such processes.
-
-    Tests that start a script, or `ekiden` by its name, have it as it is.
-    """
-    resource_tracker.ensure_running()
+    """Let the product make its processes so. Tests that start a script, or `ekiden` by its name, have it as it is."""
+    multiprocessing.set_forkserver_preload(["ekiden.cli.runs", "ekiden.cli.app", "pytest", "sklearn.datasets"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ekiden.transports.local.SpawnProcess", WarmProcess)
         patch.setattr("ekiden.runs.launch.get_context", lambda method: WarmContext())
-        with patch.context() as starting:
-            starting.setattr(util, "spawnv_passfds", forked)
-            forkserver.ensure_running()
         yield
 
 

@@ -1,7 +1,6 @@
 """A real SuperLink and three silos on loopback, with TLS and keys, for tests to run methods on and to break."""
 
 import contextlib
-import multiprocessing
 import os
 import shutil
 import signal
@@ -12,10 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import safetensors.torch
 
 from ekiden import Hardware, Training
@@ -23,7 +20,7 @@ from ekiden import run as run_here
 from ekiden.data import load, parse, split
 from ekiden.engine.method import Method
 from ekiden.results.result import Result
-from ekiden.transports.flower import commands, supernode
+from ekiden.transports.flower import commands
 from ekiden.transports.flower.coordinator.federation import Federation as Parts
 from ekiden.transports.flower.trust.keys import make_certificates
 from tests.warm import WarmProcess, command, ekiden
@@ -48,42 +45,10 @@ def free_ports(count: int) -> list[int]:
         return [s.getsockname()[1] for s in sockets]
 
 
-class WarmGuard:
-    """The guard of a silo as a fork of the silo's process, which has PyTorch; all other programs start as they do."""
-
-    def __init__(self, line: list[str], env: dict[str, str]) -> None:
-        context = multiprocessing.get_context("fork")
-        self.process = context.Process(target=self.serve, args=(line[-2], Path(line[-1]), env))
-        self.process.start()
-
-    @staticmethod
-    def serve(address: str, file: Path, env: dict[str, str]) -> None:
-        from ekiden.transports.flower import client_app
-
-        os.environ.update(env)
-        client_app.serve(address, file)
-
-    def __enter__(self) -> "WarmGuard":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.process.join()
-
-    def terminate(self) -> None:
-        self.process.terminate()
-
-
 def as_session(args: list[str], folder: Path, log: Path) -> None:
     """An `ekiden` command that is killed together with the processes that it started."""
     os.setsid()
-
-    def start(line: list[str], env: dict[str, str]) -> Any:
-        return (WarmGuard if line[1:4] == ["-m", supernode.GUARD, "serve"] else subprocess.Popen)(line, env=env)
-
-    with pytest.MonkeyPatch.context() as patch:
-        programs = SimpleNamespace(Popen=start, TimeoutExpired=subprocess.TimeoutExpired)
-        patch.setattr(supernode, "subprocess", programs)
-        command(args, folder, log, log)
+    command(args, folder, log, log)
 
 
 class WarmSession(WarmProcess):

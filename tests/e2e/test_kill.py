@@ -153,15 +153,15 @@ def alive(pid: int) -> bool:
 
 @pytest.mark.parametrize("kills", [(0,), pytest.param((0, 2), marks=pytest.mark.slow)], ids=["once", "twice"])
 def test_killed_with_worker_processes(kills: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After so many steps. The slow case starts interpreters, two of them for workers in each attempt."""
+    """After so many steps; each attempt starts two interpreters, which takes seconds."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    flags, warm = LOCAL.split(), len(kills) == 1
-    Process([*flags, str(tmp_path / "whole")], tmp_path / "log", warm=warm).finish()
+    flags = LOCAL.split()
+    Process([*flags, str(tmp_path / "whole")], tmp_path / "log", warm=True).finish()
     (whole,) = (tmp_path / "whole").iterdir()
     flags, out, draw = [*flags, str(tmp_path / "out"), "--workers", "2"], tmp_path / "out", random.Random(1)
     for least in kills:
         args, _ = next_command(out, flags)
-        process = Process(args, tmp_path / "log", warm=warm)
+        process = Process(args, tmp_path / "log", warm=True)
 
         def begun(least: int = least) -> bool:
             if least == 0:  # clients train in the first step
@@ -179,6 +179,6 @@ def test_killed_with_worker_processes(kills: tuple[int, ...], tmp_path: Path, mo
             time.sleep(0.02)
     args, folder = next_command(out, flags)
     assert folder is not None
-    Process(args, tmp_path / "log", warm=warm).finish()
+    Process(args, tmp_path / "log", warm=True).finish()
     assert results(folder) == results(whole)
     assert len(results(folder)) == 1 + 4
