@@ -14,6 +14,7 @@ from tests.warm import warm_processes
 
 # The process that hands tests out to workers loads this file and no test: PyTorch and Ekiden are imported where used.
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side, and so do the processes that they start
 settings.register_profile("ekiden", max_examples=examples(30), deadline=None)
 settings.load_profile("ekiden")
 
