@@ -95,7 +95,7 @@ def test_a_silo_leaves_a_run_of_fedgram_and_joins_it_again(federation: Federatio
     method = FedGram(width=120, dictionary="seed", min_active=10)  # the defaults between machines
     federation.run("fedgram", "--width", "120", "--out", "leaving")
     run = federation.folder / "leaving" / "fedgram-flower-seed3"
-    federation.ekiden("silo", "release", "client-0.toml", "--silos", "client-1,client-2")
+    federation.ekiden("silo", "release", "client-0.toml", str(run / "agreement.json"))
     said = federation.ekiden("forget", str(run), "--client", "client-0", "--release", "client-0-release.txt")
     expected(method, tmp_path / "two", ["client-0"])
     left = run.with_name(f"{run.name}-without-client-0")
@@ -104,6 +104,7 @@ def test_a_silo_leaves_a_run_of_fedgram_and_joins_it_again(federation: Federatio
     said = " ".join(federation.ekiden("verify", str(left)).split())
     assert re.search("signed: this run replaces run [0-9a-f]{16} without client-0", said)
     assert "verified: 3 tasks" in said
+    federation.ekiden("silo", "release", "client-0.toml", str(left / "agreement.json"))
     said = federation.ekiden("join", str(left), "--client", "client-0", "--release", "client-0-release.txt")
     expected(replace(method, order="client-1,client-2,client-0"), tmp_path / "three")
     again = left.with_name(f"{left.name}-with-client-0")
