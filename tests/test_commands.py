@@ -179,6 +179,11 @@ def test_a_run_over_data_in_memory_goes_on_in_python(tmp_path: Path, command: Co
     assert (folder / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
+class Head(torch.nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+
+
 def test_a_network_of_ones_own_is_named_on_the_command_line_if_the_data_are_in_files(
     files: Path, tmp_path: Path, command: Command
 ) -> None:
@@ -187,6 +192,9 @@ def test_a_network_of_ones_own_is_named_on_the_command_line_if_the_data_are_in_f
     code, said = command("resume", str(folder))
     assert (code, said.count("\n")) == (2, 1)
     assert "its network (Linear) was made in Python: give it again" in said
+    ekiden.run(FedAvg(rounds=1, epochs=1), of_files(files), Head, folder=tmp_path / "class", **FAST)
+    with pytest.raises(UserError, match=r"its own network \(Head\)"):
+        ekiden.load_model(tmp_path / "class")
     ekiden.resume(folder, network=network, quiet=True)  # the data are read again
     assert ekiden.open_run(folder, network=network).state.step == 2
 

@@ -226,7 +226,7 @@ def _asked(given: Mapping[str, Any]) -> "PreparedRun":
     model, metric, track = given["model"], given["metric"], given["track"]
     named = {
         "method": method,
-        "model": model if isinstance(model, str) else type(model).__name__,
+        "model": model if isinstance(model, str) else getattr(model, "__name__", type(model).__name__),
         "pretrained": models.located_file(given["pretrained"]),
         "training": given["training"] or Training(),
         "dp": str(given["dp"]),

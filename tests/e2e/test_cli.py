@@ -712,7 +712,7 @@ class WrongClasses(nn.Linear):
 
 def test_a_module_that_does_not_fit_the_data_is_refused() -> None:
     data = federate([silo(30), silo(31)], test=silo(20))
-    with pytest.raises(UserError, match=r"the model cannot take samples of shape \(4,\)"):
+    with pytest.raises(UserError, match=r"the model cannot take samples of shape \(4,\) \(arrays\): .*; choose"):
         go(FedSeq(epochs=1), data, WrongWidth, Path("run"))
     with pytest.raises(UserError, match=r"the model gives \(2,\) per sample, but the data have 3 classes"):
         go(FedSeq(epochs=1), data, WrongClasses, Path("run"))

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ekiden import UserError, models
+from ekiden.data.kinds import Table
 from ekiden.models import Split, SplitNetwork
 
 CIFAR, MNIST, TINY = (3, 32, 32), (1, 28, 28), (3, 64, 64)
@@ -289,6 +290,18 @@ def test_too_small_images(name: str, side: int) -> None:
 def test_convolutions_refuse_features(name: str) -> None:
     with pytest.raises(UserError, match=r"needs images.*\(64,\): .* one of mlp, linear, mlp_ma_echo, cnn_signal$"):
         models.build(name, (64,), 10)
+
+
+@pytest.mark.parametrize("name", ["lenet", "resnet18", "unet", "efficientnet_lite0"])
+def test_networks_of_images_say_that_a_table_is_none(name: str) -> None:
+    with pytest.raises(UserError) as refused:
+        models.build(name, (2,), 2, Table(("a", "b")))
+    assert "\n" not in str(refused.value)
+    if name in models.pretrained_names():
+        assert str(refused.value).endswith("have shape (2,): use other images, or another model")
+    else:
+        said = "but these samples are a table, of shape (2,): use model with one of table_mlp, table_transformer, mlp"
+        assert said in str(refused.value)
 
 
 @pytest.mark.parametrize(

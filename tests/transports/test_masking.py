@@ -132,9 +132,9 @@ def test_only_the_total_of_all_opens_and_has_the_bits_of_the_plain_sum(
     for i, name in enumerate(SILOS):
         plain = own[name] if plain is None else plain.plus(own[name])
         if shape == "chain":
-            total = masks[name].added(total, own[name])
+            total = masks[name].added(total, own[name], None)
         else:
-            part = masks[name].added(None, own[name])
+            part = masks[name].added(None, own[name], None)
             total = part if total is None else total.plus(part)
         if i < len(SILOS) - 1:
             assert isinstance(total, Masked)
@@ -157,7 +157,7 @@ def test_any_order_of_any_members(
     masks, total, plain = group(silo_keys, tmp_path_factory.mktemp("run"), names), None, None
     for i, name in enumerate(order[:size]):
         own = exact(seed + i)
-        total, plain = masks[name].added(total, own), own if plain is None else plain.plus(own)
+        total, plain = masks[name].added(total, own, None), own if plain is None else plain.plus(own)
     assert bits(total) == bits(plain)
 
 
@@ -183,7 +183,7 @@ def test_all_but_one_must_work_together_to_read_a_part(
 ) -> None:
     """Those who work together lack exactly the pairs of the victim with honest silos; with these it would open."""
     masks, own = group(silo_keys, tmp_path), exact(7)
-    part = masks["c"].added(None, own)
+    part = masks["c"].added(None, own, None)
     others = [n for n in SILOS if n != "c"]
     coalition, honest = others[:colluding], others[colluding:]
     seen, true = unmasked_by(coalition, masks, "c", part), numbers(own)
@@ -198,7 +198,7 @@ def test_what_is_seen_of_a_part_is_uniform(silo_keys: dict[str, Path], tmp_path:
     x = torch.ones(40, 160)
     own = measure([(x, torch.zeros(40, dtype=torch.int64))], 1, 160)  # all numbers are the same
     masks = group(silo_keys, tmp_path, SILOS[:3])
-    part = masks["a"].added(None, own)
+    part = masks["a"].added(None, own, None)
     seen = unmasked_by(["b"], masks, "a", part)[0].view(np.uint8)
     counts = np.bincount(seen, minlength=256)
     expected = len(seen) / 256
@@ -210,10 +210,10 @@ def test_masks_of_two_sums_runs_and_pairs_differ(silo_keys: dict[str, Path], tmp
     masks, own = group(silo_keys, tmp_path, SILOS[:3]), exact(1)
     other_run = {n: replace(m, party=replace(m.party, run="another")) for n, m in masks.items()}
     signed = tuple(reader(m.party) for m in other_run.values())
-    one = masks["a"].added(None, own)
-    two = replace(masks["a"], name="4-add").added(None, own)
-    three = replace(other_run["a"], members=signed).added(None, own)
-    fewer = replace(masks["a"], members=masks["a"].members[:2], released=lambda *them: True).added(None, own)
+    one = masks["a"].added(None, own, None)
+    two = replace(masks["a"], name="4-add").added(None, own, None)
+    three = replace(other_run["a"], members=signed).added(None, own, None)
+    fewer = replace(masks["a"], members=masks["a"].members[:2], released=lambda *them: True).added(None, own, None)
     found = [numbers(part)[0] for part in (one, two, three, fewer)]
     for a, b in itertools.combinations(found, 2):
         assert not (a == b).any()
@@ -222,14 +222,14 @@ def test_masks_of_two_sums_runs_and_pairs_differ(silo_keys: dict[str, Path], tmp
 def test_the_same_masks_never_hide_two_values(silo_keys: dict[str, Path], tmp_path: Path) -> None:
     """Their difference would be the difference of the values."""
     masks = group(silo_keys, tmp_path)
-    one = masks["b"].added(None, exact(1))
-    assert bits(masks["b"].added(None, exact(1))) == bits(one)  # asked again
+    one = masks["b"].added(None, exact(1), None)
+    assert bits(masks["b"].added(None, exact(1), None)) == bits(one)  # asked again
     with pytest.raises(UserError, match="b has given another part to sum 3-add: the same masks are never used twice"):
-        masks["b"].added(None, exact(2))
-    before = masks["a"].added(None, exact(3))
+        masks["b"].added(None, exact(2), None)
+    before = masks["a"].added(None, exact(3), None)
     with pytest.raises(UserError, match="never used twice"):
-        masks["b"].added(before, exact(2))
-    assert isinstance(masks["b"].added(before, exact(1)), Masked)
+        masks["b"].added(before, exact(2), None)
+    assert isinstance(masks["b"].added(before, exact(1), None), Masked)
 
 
 def test_lists_of_members_that_would_show_a_part_are_refused(silo_keys: dict[str, Path], tmp_path: Path) -> None:
@@ -251,24 +251,26 @@ def test_lists_of_members_that_would_show_a_part_are_refused(silo_keys: dict[str
         ((reader(replace(mine.party, private=sealing.new_private())), b, *others), "another key of a than it has"),
     ):
         with pytest.raises(UserError, match=message) as refused:
-            replace(mine, members=members).added(None, own)
+            replace(mine, members=members).added(None, own, None)
         assert "\n" not in str(refused.value)
     with pytest.raises(UserError, match=r"a sum of 6 silos, a allows 7 or more"):
-        replace(mine, fewest=7).added(None, own)
+        replace(mine, fewest=7).added(None, own, None)
     with pytest.raises(UserError, match="a received a sum that is not masked"):
-        mine.added(exact(2), own)
+        mine.added(exact(2), own, None)
     with pytest.raises(UserError, match="a would give a part to sum 3-add twice"):
-        mine.added(mine.added(None, own), own)
+        mine.added(mine.added(None, own, None), own, None)
 
 
 def test_parts_under_other_lists_do_not_add_up(silo_keys: dict[str, Path], tmp_path: Path) -> None:
     masks = group(silo_keys, tmp_path)
     fewer = replace(masks["a"], members=masks["a"].members[:4])
     with pytest.raises(UserError, match="the silos got other lists of members"):
-        masks["b"].added(fewer.added(None, exact(1)), exact(2))
-    total = fewer.added(None, exact(1))
+        masks["b"].added(fewer.added(None, exact(1), None), exact(2), None)
+    total = fewer.added(None, exact(1), None)
     for name in SILOS[1:]:
-        total = total.plus(replace(masks[name].added(None, exact(2)), members=total.members))  # claims the same list
+        total = total.plus(
+            replace(masks[name].added(None, exact(2), None), members=total.members)
+        )  # claims the same list
     with pytest.raises(UserError, match="sum 3-add does not open: a number in it is too large"):
         opened(total, Sums)
 
@@ -276,7 +278,7 @@ def test_parts_under_other_lists_do_not_add_up(silo_keys: dict[str, Path], tmp_p
 def test_two_lists_that_differ_by_one_silo_need_its_agreement(silo_keys: dict[str, Path], tmp_path: Path) -> None:
     """In one run or in two: the difference of the totals would be the part of this silo."""
     masks, later = group(silo_keys, tmp_path), group(silo_keys, tmp_path, SILOS[:5], "later")
-    masks["a"].added(None, exact(1))
+    masks["a"].added(None, exact(1), None)
     asked: list[tuple[str, Sequence[str]]] = []
 
     def agreed(name: str, silos: Sequence[str]) -> bool:
@@ -287,19 +289,19 @@ def test_two_lists_that_differ_by_one_silo_need_its_agreement(silo_keys: dict[st
     message = "gave its part to a sum of a,b,c,d,e,f: with a sum of a,b,c,d,e, the difference would be the part of f,"
     for other in (five, replace(five, name="9-add"), later["a"]):
         with pytest.raises(UserError, match=message):
-            other.added(None, exact(1))
-        assert isinstance(replace(other, released=agreed, folder=other.folder).added(None, exact(1)), Masked)
+            other.added(None, exact(1), None)
+        assert isinstance(replace(other, released=agreed, folder=other.folder).added(None, exact(1), None), Masked)
         for path in (other.folder.parents[1] / "lists").glob("members-*"):
             if path.read_text() == "a,b,c,d,e":
                 path.unlink()
     assert asked == [("f", list(SILOS[:5]))] * 3
     shutil.rmtree(later["a"].folder)  # a run that is a month old
     with pytest.raises(UserError, match=message):
-        group(silo_keys, tmp_path, SILOS[:5], "after a month")["a"].added(None, exact(1))
+        group(silo_keys, tmp_path, SILOS[:5], "after a month")["a"].added(None, exact(1), None)
     four = replace(masks["a"], members=masks["a"].members[:4])  # differs by two, and limits.min_clients is 2
-    assert isinstance(four.added(None, exact(1)), Masked)
+    assert isinstance(four.added(None, exact(1), None), Masked)
     with pytest.raises(UserError, match=r"the difference would be the part of e,f, who did not agree"):
-        replace(masks["a"], members=masks["a"].members[:4], fewest=3).added(None, exact(1))
+        replace(masks["a"], members=masks["a"].members[:4], fewest=3).added(None, exact(1), None)
 
 
 def test_three_lists_that_show_one_silo_are_refused(silo_keys: dict[str, Path], tmp_path: Path) -> None:
@@ -317,15 +319,15 @@ def test_three_lists_that_show_one_silo_are_refused(silo_keys: dict[str, Path], 
         for name, mask in among(number).items():
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(PartMasks, "_check_lists", lambda self: None) if shown else None
-                found = mask.added(found, parts[name])
+                found = mask.added(found, parts[name], None)
         assert isinstance(found.gram, Tensor)
         return found.gram
 
     two = total(0) + total(1)
     sums = "a sum of a,b,c and of a,d,e,f: with a sum of a,b,c,d,e,f, what is left if they are added and subtracted"
     with pytest.raises(UserError, match=f"{sums} would be the part of a, who did not agree"):
-        among(2)["a"].added(None, parts["a"])
-    assert isinstance(among(2)["b"].added(None, parts["b"]), Masked)  # which does not know all three
+        among(2)["a"].added(None, parts["a"], None)
+    assert isinstance(among(2)["b"].added(None, parts["b"], None), Masked)  # which does not know all three
     left: Any = two - total(2, shown=True)
     assert torch.equal(left, parts["a"].gram)  # type: ignore[arg-type]
 
@@ -339,7 +341,7 @@ def test_lists_that_show_one_silo_to_two_others_are_refused(
 
     def gives(list_: str, name: str) -> Any:
         members = tuple(m for m in masks["a"].members if m.name in list_)
-        return replace(masks[name], members=members, name=f"{len(list_)}-{list_}").added(None, exact(1))
+        return replace(masks[name], members=members, name=f"{len(list_)}-{list_}").added(None, exact(1), None)
 
     for before in lists[:-1]:
         gives(before, asked if asked in before else before[0])
@@ -360,7 +362,7 @@ def test_totals_that_do_not_fit_are_refused(silo_keys: dict[str, Path], tmp_path
     with pytest.raises(UserError, match=r"a sum of products does not fit into 32 bits"):
         large.plus(one)
     with pytest.raises(UserError, match=r"3-add does not open: a number in it is too large \(leave out silos"):
-        masks["b"].added(masks["a"].added(None, large), one)
+        masks["b"].added(masks["a"].added(None, large, None), one, None)
 
 
 def test_a_total_is_checked_when_it_is_opened(silo_keys: dict[str, Path], tmp_path: Path) -> None:
@@ -370,7 +372,7 @@ def test_a_total_is_checked_when_it_is_opened(silo_keys: dict[str, Path], tmp_pa
         object.__setattr__(negative, name, value)
     masks = group(silo_keys, tmp_path, SILOS[:2])
     with pytest.raises(wire.WireError, match=r"impossible Sums \(sums of squares or counts are negative"):
-        masks["b"].added(masks["a"].added(None, negative), one)
+        masks["b"].added(masks["a"].added(None, negative, None), one, None)
 
 
 def test_only_whole_numbers_are_masked(silo_keys: dict[str, Path], tmp_path: Path) -> None:
@@ -381,7 +383,7 @@ def test_only_whole_numbers_are_masked(silo_keys: dict[str, Path], tmp_path: Pat
         ([True], "a bool in a sum cannot be masked"),
     ):
         with pytest.raises(UserError, match=message):
-            masks["a"].added(None, value)
+            masks["a"].added(None, value, None)
 
 
 @pytest.mark.parametrize(

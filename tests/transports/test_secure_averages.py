@@ -196,24 +196,24 @@ def test_a_silo_opens_one_list_of_a_sum(tmp_path_factory: pytest.TempPathFactory
     four = replace(masks["a"], regroups=True)
     three, two = (replace(four, members=four.members[:n]) for n in (3, 2))
     for one in (four, three, four, three):  # as often as silos drop out, while nothing has left
-        assert isinstance(one.added(None, exact(1)), Masked)
+        assert isinstance(one.added(None, exact(1), None), Masked)
     three.leave()
     three.leave()  # the coordinator asks again
     for one in (four, two):
-        for refused in (one.leave, lambda one=one: one.added(None, exact(1))):
+        for refused in (one.leave, lambda one=one: one.added(None, exact(1), None)):
             with pytest.raises(
                 UserError, match=r"a gave its part of sum 3-add to a,b,c, and gives none of it to"
             ) as no:
                 refused()
             assert "\n" not in str(no.value)
     later = replace(four, name="4-add")  # in the next round d is back
-    assert isinstance(later.added(None, exact(2)), Masked)
+    assert isinstance(later.added(None, exact(2), None), Masked)
     later.leave()
     other_run = group({name: folder / "keys" / name for name in "abcd"}, folder, "ab", "another")
     with pytest.raises(UserError, match="the difference would be the part of c, who did not agree"):
-        replace(other_run["a"], regroups=True).added(None, exact(1))
+        replace(other_run["a"], regroups=True).added(None, exact(1), None)
     with pytest.raises(UserError, match=r"a sum of 1 silos, a allows 2 or more"):
-        replace(four, members=four.members[:1]).added(None, exact(3))
+        replace(four, members=four.members[:1]).added(None, exact(3), None)
 
 
 @pytest.mark.parametrize("more", [{"absent": "skip"}, {"participation": 0.7}])

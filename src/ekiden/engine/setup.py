@@ -186,7 +186,10 @@ def check_model(worker: Worker, data: FederatedData) -> None:
             out = worker.network.module.eval()(x)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         reason = str(error).split("\n")[0]
-        raise UserError(f"the model cannot take samples of shape {dataset.shape}: {reason}") from None
+        raise UserError(
+            f"the model cannot take samples of shape {dataset.shape} ({dataset.inputs.words}): {reason}; choose "
+            "a model that takes them"
+        ) from None
     wanted = task.output_shape(x, y, dataset.outputs + extra)
     if not isinstance(out, torch.Tensor) or out.shape != wanted:
         found = _own(tuple(out.shape[1:]), extra) if isinstance(out, torch.Tensor) else type(out).__name__

@@ -370,9 +370,8 @@ class Client:
             UserError: the parts do not fit together, or the client does not give its part.
         """
         if self._masks is not None:
-            total: A = self._masks.added(
-                before, own, about
-            )  # or a `Masked` in its place, with which the task does nothing
+            # Or a `Masked` in its place, with which the task does nothing.
+            total: A = self._masks.added(before, own, about)
             return total if isinstance(total, Masked) else checked(total)
         if isinstance(before, Masked):
             raise UserError(f"{self.name} received a masked sum, and nothing is masked here: refused")

@@ -142,9 +142,8 @@ def build(name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None
     if name in _OF_PIXELS:
         of_pixels, least = _OF_PIXELS[name]
         if len(shape) != 3 or min(shape[1:]) < least:
-            raise UserError(
-                f"{name} needs images of at least {least}x{least} pixels, but these samples have shape {shape}"
-            )
+            needs = f"images of at least {least}x{least} pixels"
+            raise _unfit(name, needs, shape, "larger images with --size" if len(shape) == 3 else "", inputs)
         return of_pixels(shape, classes)
     if name == "linear":
         return linear(shape, classes, inputs)
@@ -159,12 +158,18 @@ def build(name: str, shape: tuple[int, ...], classes: int, inputs: Inputs | None
     if not _fits(name, shape):
         size = f"images of at least {smallest}x{smallest} pixels" if smallest > 1 else "images"
         size = f"signals of {SHORTEST} values or more" if name == "cnn_signal" else size
-        others = ", ".join(fitting(shape, inputs))
-        larger = ", or larger images with --size" if len(shape) == 3 else ""
-        raise UserError(
-            f"{name} needs {size}, but these samples have shape {shape}: use --model with one of {others}{larger}"
+        others = f"--model with one of {', '.join(fitting(shape, inputs))}"
+        raise _unfit(
+            name, size, shape, f"{others}, or larger images with --size" if len(shape) == 3 else others, inputs
         )
     return builder(shape, classes)
+
+
+def _unfit(name: str, needs: str, shape: tuple[int, ...], use: str, inputs: Inputs | None) -> UserError:
+    """Return the error about samples that a network cannot take."""
+    found = f"have shape {shape}" if inputs is None else f"are {inputs.words}, of shape {shape}"
+    use = use or f"--model with one of {', '.join(fitting(shape, inputs))}"
+    return UserError(f"{name} needs {needs}, but these samples {found}: use {use}")
 
 
 def _words(inputs: Inputs | None) -> str:

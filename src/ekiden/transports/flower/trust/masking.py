@@ -63,11 +63,11 @@ class PartMasks:
         """The digest of the list of members and their keys."""
         return custody.digest([json.dumps([[m.name, m.key] for m in self.members]).encode()])
 
-    def added(self, before: Any, own: Any, about: Any = None) -> Any:
+    def added(self, before: Any, own: Any, about: Any) -> Any:
         """Return the sum `before` with the silo's `own` part under its mask; if complete, the total.
 
-        The masks depend on `about`: what others chose for the part. Whoever chooses it in another way for one silo, so
-        that the other parts are known, gets a sum that does not open.
+        The masks depend on `about`: what others chose for the part, or None. Whoever chooses it in another way for one
+        silo, so that the other parts are known, gets a sum that does not open.
         """
         self._check_members()
         if before is not None and not isinstance(before, Masked):
@@ -81,8 +81,7 @@ class PartMasks:
             if other.name != self.party.name:
                 self._mask(other, name, chosen, [*masks, check])
         hidden = part._replace(words=masks).tensors()
-        about = (name, self.digest, [self.party.name])
-        mine = Masked(part.form, hidden, part.bits, part.shared, int(check[0]), *about)
+        mine = Masked(part.form, hidden, part.bits, part.shared, int(check[0]), name, self.digest, [self.party.name])
         total = mine if before is None else before.plus(mine)
         return opened(total, type(own)) if len(total.given) == len(self.members) else total
 
