@@ -80,7 +80,7 @@ def main() -> None:
                     own = make(silos)
                     if number < len(WIDTHS):
                         began = time.process_time()  # how a part is made depends on the method
-                    masked = PartMasks(mine.party, mine.members, 2, f"{number}-add", mine.folder).added(None, own)
+                    masked = PartMasks(mine.party, mine.members, 2, f"{number}-add", mine.folder).added(None, own, None)
                     spent.append(1000 * (time.process_time() - began))
                 row.append(f"{min(spent):.0f}")
                 sizes.append(f"{wire.size(masked):,}")
