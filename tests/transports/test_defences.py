@@ -413,6 +413,18 @@ DEFENCES = {
         "elif self._known == 0 and not",
         "tests/transports/test_link.py::test_a_body_is_not_read_before_a_registered_silo_signed",
     ),
+    "silos send their own replies only": (
+        f"{FLOWER}/superlink.py",
+        "if parties != (request.node.node_id, SUPERLINK_NODE_ID) or not about.reply_to_message_id:",
+        "if not parties:",
+        "tests/transports/test_link.py::test_a_silo_sends_nothing_but_its_own_replies",
+    ),
+    "an answer is for the ticket that was asked for": (
+        f"{FLOWER}/server_app.py",
+        "found[ticket] = Lost(said(str(message.error.reason))) if message.has_error() else content(message)",
+        "found[message.metadata.reply_to_message_id] = content(message)",
+        "tests/transports/test_server_app.py::test_an_answer_counts_for_what_was_asked_alone",
+    ),
     "connections are bounded": (
         f"{FLOWER}/superlink.py",
         "if connections.total() >= most or connections[host] >= each:",

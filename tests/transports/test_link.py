@@ -19,11 +19,12 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'ekiden[flower]'")
 import uvicorn
+from fastapi import HTTPException
 from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes, sign_message
 
 from ekiden.transports.flower.commands import _Heard
-from ekiden.transports.flower.superlink import FleetOnly, guarded, keep_private, keep_superexec
+from ekiden.transports.flower.superlink import FleetOnly, guarded, keep_private, keep_superexec, own_replies
 
 pytestmark = pytest.mark.flower
 PATH = "/v1/fleet/push-object"
@@ -184,3 +185,27 @@ def test_a_run_that_nobody_serves_is_named() -> None:
         time.sleep(0.4)
         heard.close()
         assert unserved == named
+
+
+def test_a_silo_sends_nothing_but_its_own_replies() -> None:
+    """Neither requests to other silos, nor what the coordinator would take for a silo's reply."""
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+    from flwr.proto.message_pb2 import Message, Metadata
+    from flwr.proto.node_pb2 import Node
+
+    pushed: list[Any] = []
+    push = own_replies(lambda request, state: pushed.append(request))
+
+    def send(*messages: dict[str, Any]) -> None:
+        sent = [Message(metadata=Metadata(**about)) for about in messages]
+        push(request=PushMessagesRequest(node=Node(node_id=7), messages_list=sent), state=None)
+
+    reply = {"src_node_id": 7, "dst_node_id": 1, "reply_to_message_id": "asked"}
+    for other in ({"src_node_id": 8}, {"src_node_id": 1}, {"dst_node_id": 8}, {"reply_to_message_id": ""}):
+        with pytest.raises(HTTPException):
+            send({**reply, **other})
+        with pytest.raises(HTTPException):
+            send(reply, {**reply, **other})
+    assert not pushed
+    send(reply)
+    assert len(pushed) == 1

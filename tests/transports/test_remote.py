@@ -603,7 +603,7 @@ def test_a_silo_with_broken_data_says_so(tmp_path: Path) -> None:
     nodes = FakeNodes([files[0], silo_toml.read(broken), files[2]])
     with pytest.raises(ClientMissing, match=r"client-1 \(it said: it cannot read its data; .*\) did not come"):
         session.run(plan, nodes, tmp_path / "run", {}, said.append, poll=0)
-    assert any("silo 'client-1' cannot take part" in line for line in said)
+    assert any("a node that says it is 'client-1' cannot take part" in line for line in said)
 
 
 def test_who_is_waited_for_is_named_with_what_it_said(tmp_path: Path) -> None:

@@ -42,3 +42,23 @@ def test_the_app_declares_what_a_run_sets(monkeypatch: pytest.MonkeyPatch, tmp_p
         commands.run(None, {"link": ""}, None, tmp_path / "out", {}, lambda line: None)  # type: ignore[arg-type]
     declared, given = ({name: type(value) for name, value in one.items()} for one in found)
     assert declared == given
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_answer_counts_for_what_was_asked_alone() -> None:
+    """A silo chooses what its message says about itself, and may send bytes without a message."""
+    from ekiden.transports.flower.coordinator.courier import Lost
+    from ekiden.transports.flower.envelope import wrap
+    from ekiden.transports.flower.server_app import GridNodes
+
+    def message(text: bytes) -> Any:
+        named = SimpleNamespace(reply_to_message_id="that of another silo", src_node_id=9)
+        return SimpleNamespace(metadata=named, has_error=lambda: False, content=wrap(text))
+
+    class Grid:
+        def pull_messages(self, tickets: list[str]) -> list[Any]:
+            came = {"good": message(b"yes"), "odd": message(b"no"), "bad": SimpleNamespace()}
+            return [came[ticket] for ticket in tickets if ticket in came]
+
+    found = GridNodes(Grid()).receive(["bad", "odd", "none", "good"])
+    assert found == {"odd": b"no", "good": b"yes", "bad": Lost("its answer is not a message (AttributeError)")}

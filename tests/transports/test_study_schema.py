@@ -158,7 +158,7 @@ def test_no_error_of_reading_tells_the_coordinator_a_value(tmp_path: Path) -> No
     lines: list[str] = []
     with pytest.raises(UserError) as error:
         run(tmp_path, lines, patience=0.05)
-    assert "silo 'south' cannot take part: it cannot read its data" in " ".join(lines)
+    assert "a node that says it is 'south' cannot take part: it cannot read its data" in " ".join(lines)
     assert "secret" not in " ".join([str(error.value), *lines])
 
 

@@ -27,10 +27,12 @@ from typing import Any
 import uvicorn
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
+from fastapi import HTTPException
+from flwr.common.constant import SUPERLINK_NODE_ID, SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, public_key_to_bytes, verify_signature
+from flwr.superlink.servicer.fleet import fleet_handlers
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ekiden.base.files import write
@@ -182,6 +184,24 @@ def _pem(path: Path) -> bytes | None:
         return None
 
 
+def own_replies(push: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Flower's handler of messages that silos send, for replies of the silo itself to the coordinator alone.
+
+    Flower compares the node of a request with its signature, but not the sender of the message in it. So a silo could
+    send requests to other silos as if it were the coordinator, and replies in their place.
+    """
+
+    def pushing(request: Any, state: Any) -> Any:
+        for message in request.messages_list:
+            about = message.metadata
+            parties = (about.src_node_id, about.dst_node_id)
+            if parties != (request.node.node_id, SUPERLINK_NODE_ID) or not about.reply_to_message_id:
+                raise HTTPException(403, "a silo sends nothing but its own replies to the coordinator")
+        return push(request=request, state=state)
+
+    return pushing
+
+
 def serve(fleet: str) -> None:
     """Run `flower-superlink` with the flags in `sys.argv`, on loopback, and its Fleet API at `fleet`, HOST:PORT.
 
@@ -199,6 +219,7 @@ def serve(fleet: str) -> None:
             super().startup()
 
     superlink.SuperLinkLifespan = Watched
+    fleet_handlers.push_messages = own_replies(fleet_handlers.push_messages)
     if DATABASE in sys.argv:
         keep_private(Path(sys.argv[sys.argv.index(DATABASE) + 1]))
     keys = KeyFolder(Path(sys.argv.pop(sys.argv.index(KEYS) + 1))) if KEYS in sys.argv else None

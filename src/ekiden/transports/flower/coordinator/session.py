@@ -203,7 +203,7 @@ class Roll:
             raise UserError(f"silo {name}: {said(answer.error)}")
         if hello is None:
             self._reasons[name] = said(answer.error, 300)
-            self._warn(f"silo {name!r} cannot take part: {said(answer.error)}")
+            self._warn(f"a node that says it is {name!r} cannot take part: {said(answer.error)}")
         elif name not in self._clients:
             self._warn(f"silo {name!r} is connected, but not among --clients: ignored")
         elif name in self._keys and not keys.proves(self._keys[name], signed_text(nonce, name), hello.signature):
