@@ -11,6 +11,7 @@ import pytest
 
 from ekiden.base.checks import plain
 from ekiden.base.errors import UserError
+from ekiden.base.settings import Training
 from ekiden.data.augment import Augment
 from ekiden.engine.method import Method
 from ekiden.methods import FedGram, FedSeq
@@ -152,6 +153,15 @@ def test_other_settings_of_a_method_are_another_plan(asked: tuple[SiloFile, Agre
             continue
         assert "nobody" in hello(file, changed)
         assert approval.told(file, changed) != shown
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(Recipe) if f.name != "method"])
+def test_no_part_of_a_recipe_is_hidden_from_who_reads_the_plan(name: str, asked: tuple[SiloFile, Agreement]) -> None:
+    file, terms = asked
+    other: dict[str, Any] = {"training": Training(lr=0.5), "dp": "epsilon=8,delta=1e-5,clip=1", "evaluate_on": "own"}
+    other |= {"model": "lenet", "pretrained": "x", "train": "head", "metric": "f1", "seed": 7, "evaluate_every": 7}
+    changed = replace(terms, recipe=replace(terms.recipe, **{name: other[name]}))
+    assert approval.told(file, changed) != approval.told(file, terms)
 
 
 def test_an_approval_is_for_one_coordinator(asked: tuple[SiloFile, Agreement]) -> None:

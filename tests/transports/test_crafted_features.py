@@ -603,6 +603,10 @@ def test_a_silo_allows_values_of_hyperparameters(tmp_path: Path) -> None:
         ("[allow.fedseq]\nepochs = 1\n", "allow.fedseq.epochs must be a list of allowed values"),
         ("[allow.fedseq]\nepochs = []\n", "allow.fedseq.epochs must be a list of allowed values"),
         ("[allow]\nfedseq = 1\n", "allow.fedseq must be a table"),
+        ("[allow.fedseq]\nepochs = [true]\n", "allow.fedseq.epochs True is of the wrong type"),
+        ('[allow.fedseq]\nepochs = ["3"]\n', "allow.fedseq.epochs '3' is of the wrong type"),
+        ("[allow.fedavg]\nsecure = [1]\n", "allow.fedavg.secure 1 is of the wrong type"),
+        ('[allow.fedgram]\ntopology = ["Chain"]\n', "allow.fedgram.topology 'Chain' is unknown"),
     ):
         with pytest.raises(UserError, match=message):
             read_with(more)

@@ -413,6 +413,18 @@ DEFENCES = {
         "elif self._known == 0 and not",
         "tests/transports/test_link.py::test_a_body_is_not_read_before_a_registered_silo_signed",
     ),
+    "no core files": (
+        f"{FLOWER}/supernode.py",
+        "    leave_no_core()\n",
+        "",
+        f"{LOG}::test_a_silo_that_crashes_leaves_no_core_file",
+    ),
+    "the plan names its noise": (
+        f"{FLOWER}/silo/approval.py",
+        'recipe.dp or "none"',
+        '"none"',
+        "tests/transports/test_approval.py::test_no_part_of_a_recipe_is_hidden_from_who_reads_the_plan",
+    ),
     "silos send their own replies only": (
         f"{FLOWER}/superlink.py",
         "if parties != (request.node.node_id, SUPERLINK_NODE_ID) or not about.reply_to_message_id:",

@@ -3,6 +3,8 @@
 import json
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,10 @@ import pytest
 from ekiden.transports.flower import commands, supernode
 from ekiden.transports.flower.silo import participation
 from ekiden.transports.flower.silo.participation import FILE, log_changed, log_request
+from ekiden.transports.flower.silo.silo_file import SiloFile
 from ekiden.transports.flower.trust.parcel import Answer, Ask, pack, unpack
 from tests.transports.fakes import NAMES, FakeNodes, silo_file
+from tests.warm import WarmProcess
 
 
 def lines(folder: Path) -> list[str]:
@@ -80,6 +84,30 @@ def test_only_its_user_reads_the_folder_of_a_silo(tmp_path: Path) -> None:
         os.umask(before)
     for path in (file.folder, *file.folder.rglob("*")):
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+
+def crash(folder: Path, file: SiloFile) -> None:
+    """Let a process crash that was started by one as `ekiden silo start` is, and one that was not."""
+    import resource
+
+    most = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    resource.setrlimit(resource.RLIMIT_CORE, (most, most))
+    for name in ("other", "silo"):
+        if name == "silo":
+            supernode.keep_private(file)
+        (folder / name).mkdir()
+        subprocess.run([sys.executable, "-IS", "-c", "import os; os.abort()"], cwd=folder / name, check=False)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems write core files elsewhere")
+def test_a_silo_that_crashes_leaves_no_core_file(tmp_path: Path) -> None:
+    process = WarmProcess(target=crash, args=(tmp_path, silo_file(tmp_path, NAMES[0])))
+    process.start()
+    process.join(100)
+    assert process.exitcode == 0
+    if not list((tmp_path / "other").iterdir()):
+        pytest.skip("this machine keeps core files elsewhere, or none")
+    assert not list((tmp_path / "silo").iterdir())
 
 
 def test_a_silos_own_calls_avoid_a_proxy() -> None:

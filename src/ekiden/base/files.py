@@ -227,6 +227,14 @@ def write_once(path: Path, content: bytes) -> bytes:
     return path.read_bytes()
 
 
+def leave_no_core() -> None:
+    """Let no crash of this process and its children write their memory, with keys and samples, to a file."""
+    with contextlib.suppress(ImportError):
+        import resource  # noqa: PLC0415  (Windows does not have it)
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
 def disk_error(error: OSError, path: Path) -> UserError:
     """Return the error for a `path` that could not be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

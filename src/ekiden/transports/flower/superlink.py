@@ -35,7 +35,7 @@ from flwr.supercore.primitives.asymmetric import bytes_to_public_key, public_key
 from flwr.superlink.servicer.fleet import fleet_handlers
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ekiden.base.files import write
+from ekiden.base.files import leave_no_core, write
 from ekiden.transports.flower.coordinator.federation import SEEN
 
 Scope = MutableMapping[str, Any]
@@ -218,6 +218,7 @@ def serve(fleet: str) -> None:
             lifespans.append(self)
             super().startup()
 
+    leave_no_core()
     superlink.SuperLinkLifespan = Watched
     fleet_handlers.push_messages = own_replies(fleet_handlers.push_messages)
     if DATABASE in sys.argv:

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from filelock import Timeout
 
 from ekiden.base.errors import UserError
-from ekiden.base.files import lock_file, locked
+from ekiden.base.files import leave_no_core, lock_file, locked
 from ekiden.transports.flower.commands import QUIET, Say, Security, flower, interrupt, path, without_proxy
 from ekiden.transports.flower.metrics import LogCounts, served
 from ekiden.transports.flower.silo.approval import PLANS
@@ -92,6 +92,7 @@ def alone(file: SiloFile) -> Iterator[None]:
 def keep_private(file: SiloFile) -> None:
     """Let only the user of this process read the silo's folder, and what this process and its children write."""
     os.umask(0o077)
+    leave_no_core()
     file.folder.mkdir(parents=True, exist_ok=True)
     for found in (file.folder, *file.folder.rglob("*")):
         if not found.is_symlink():

@@ -99,6 +99,7 @@ def told(file: SiloFile, terms: Agreement) -> dict[str, str]:
         "method": f"{terms.method}: {about}",
         "hyperparameters": _pairs(plain(method)),
         "training": _pairs(plain(recipe.training)),
+        "differential privacy": recipe.dp or "none",
         "network": _pairs({name: getattr(recipe, name) for name in ("model", "pretrained", "train", "seed")}),
         "measured": _pairs({name: getattr(recipe, name) for name in ("metric", "evaluate_every", "evaluate_on")}),
         "silos": ", ".join(terms.clients) or "not named",

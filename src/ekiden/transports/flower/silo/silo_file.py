@@ -17,7 +17,18 @@ import torch
 import torch.nn.functional as F
 
 from ekiden.base import outside
-from ekiden.base.checks import BelowOne, Checked, Count, CountOrZero, Fraction, Positive, Range, made
+from ekiden.base.checks import (
+    BelowOne,
+    Checked,
+    Count,
+    CountOrZero,
+    Fraction,
+    Positive,
+    Range,
+    admitted,
+    hints_of,
+    made,
+)
 from ekiden.base.errors import PrivateError, UserError, at, command_line, unknown
 from ekiden.base.files import write
 from ekiden.base.settings import Hardware
@@ -458,7 +469,10 @@ def _allowed(values: Any) -> Allow:
                 raise unknown(f"hyperparameter in allow.{method}", name, names)
             if not isinstance(listed_values, list) or not listed_values:
                 raise UserError(f'allow.{method}.{name} must be a list of allowed values, as in ["chain"]')
-            found.setdefault(method, {})[name] = tuple(listed_values)
+            values_of = (
+                admitted(f"allow.{method}.{name}", value, hints_of(kinds[method])[name]) for value in listed_values
+            )
+            found.setdefault(method, {})[name] = tuple(values_of)
     return found
 
 
