@@ -8,6 +8,7 @@ import sys
 from collections.abc import MutableMapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -256,3 +257,26 @@ def test_a_superlink_that_is_not_there_is_one_line(made: Federation) -> None:
 def test_flower_takes_the_name_of_any_run_folder(folder: str, name: str) -> None:
     """It refuses apps whose name is longer than 32 characters, or begins with a digit."""
     assert commands.app_name(folder) == name
+
+
+@pytest.mark.parametrize(("ended", "said"), [(None, "was not ready after 0.1 s"), (1, "the lines above say why")])
+def test_a_superlink_that_is_late_is_told_from_one_that_ended(ended: int | None, said: str) -> None:
+    (port,) = free_ports(1)
+    with pytest.raises(UserError, match=said):
+        commands._await_port(SimpleNamespace(poll=lambda: ended), port, 0.1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_database_that_was_not_finished_stops_no_later_start(
+    before: bool, made: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The SuperLink ends while it makes its tables; one that had them keeps its messages."""
+    file, (port, control) = made.folder / "link.db", free_ports(2)
+    if before:
+        file.touch()
+    ends = [sys.executable, "-c", f"import pathlib; pathlib.Path({str(file)!r}).write_text('half'); exit(1)"]
+    monkeypatch.setattr(commands, "superlink_command", lambda federation: ends)
+    monkeypatch.setattr(commands.signal, "signal", lambda *_: None)
+    with pytest.raises(UserError, match="did not start: the lines above say why"):
+        commands.start_superlink(replace(made, port=port, control_port=control), lambda line: None)
+    assert file.exists() == before

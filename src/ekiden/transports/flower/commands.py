@@ -36,6 +36,7 @@ _OWN_HOSTS = ("127.0.0.1", "localhost", "::1")
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 Say = Callable[[str], None]
 _CONNECTION = "ekiden"
+DATABASE = "link.db"  # file in a federation's folder with the SuperLink's messages
 _SUPERLINK = "ekiden.transports.flower.superlink"
 """module that runs `flower-superlink` with a port for silos and one for the coordinator"""
 
@@ -368,7 +369,7 @@ def superlink_command(federation: Federation) -> list[str]:
     return [
         *(sys.executable, "-m", _SUPERLINK, f"{outside}:{federation.port}", "--keys", str(federation.keys.absolute())),
         *("--host", "127.0.0.1", "--port", str(federation.control_port)),
-        *("--database", str(folder / "link.db"), "--ssl-ca-certfile", str(folder / "ca.crt")),
+        *("--database", str(folder / DATABASE), "--ssl-ca-certfile", str(folder / "ca.crt")),
         *("--ssl-certfile", str(folder / "link.crt"), "--ssl-keyfile", str(folder / "link.key")),
         *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
     ]
@@ -389,9 +390,11 @@ def start_superlink(federation: Federation, say: Say, metrics: Metrics | None = 
     signal.signal(signal.SIGTERM, interrupt)
     home = str(federation.folder.absolute() / "flower")
     environment = {**os.environ, **QUIET, **without_proxy(os.environ), "PATH": path(), "FLWR_HOME": home}
+    unfinished = not (federation.folder / DATABASE).exists()
     with subprocess.Popen(command, env=environment) as process:
         try:
             _await_port(process, federation.control_port)
+            unfinished = False
             security = Security(federation.certificate)
             let_in(federation, federation.silos, security, say)
             counts = partial(counted, federation)
@@ -405,6 +408,10 @@ def start_superlink(federation: Federation, say: Say, metrics: Metrics | None = 
             with suppress(subprocess.TimeoutExpired):
                 process.wait(20)
             process.kill()
+            if unfinished:  # a database whose tables were not all made stops every later start
+                process.wait()
+                for file in federation.folder.glob(f"{DATABASE}*"):
+                    file.unlink()
     raise UserError(f"the SuperLink ended with code {process.returncode}: the lines above say why")
 
 
@@ -431,12 +438,14 @@ def is_running(federation: Federation) -> bool:
     return _taken("127.0.0.1", federation.control_port)
 
 
-def _await_port(process: subprocess.Popen[bytes], port: int) -> None:
-    end = time.monotonic() + 120
+def _await_port(process: subprocess.Popen[bytes], port: int, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
     while time.monotonic() < end and process.poll() is None:
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return
         time.sleep(0.3)
+    if process.poll() is None:
+        raise UserError(f"the SuperLink was not ready after {seconds:g} s: is this machine busy? Start it again")
     raise UserError("the SuperLink did not start: the lines above say why")
 
 
