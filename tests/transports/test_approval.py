@@ -239,3 +239,23 @@ def test_a_silo_whose_file_does_not_ask_for_approval_keeps_no_plans(tmp_path: Pa
     assert not read(file.path).limits.approve
     assert hello(file, TERMS) == ""
     assert not (file.folder / "plans").exists()
+
+
+@pytest.mark.parametrize(
+    ("limits", "refused"),
+    [
+        ({"methods": ("fedavg",)}, "does not allow 'fedseq'"),
+        ({"model_bytes": 1000}, "client-0 allows 1000"),
+        ({"epsilon": 1.0}, "trains without noise, client-0 allows epsilon 1"),
+    ],
+)
+def test_limits_hold_for_approved_plans(
+    limits: dict[str, Any], refused: str, asked: tuple[SiloFile, Agreement]
+) -> None:
+    """The operator approved the plan, and then wrote a lower limit into the file."""
+    file, terms = asked
+    approval.approve(file, approval.digest(file, terms))
+    stricter = replace(file, limits=replace(file.limits, **limits))
+    assert refused in hello(stricter, terms)
+    assert refused in said(stricter, task(terms))
+    assert hello(file, terms) == ""

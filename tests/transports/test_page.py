@@ -1,20 +1,103 @@
-"""Each claim of the pages on silos names tests that exist."""
+"""What the pages on silos say of tests, methods, messages and limits is what there is."""
 
 import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import fields, replace
 from pathlib import Path
 
+import pytest
+
+from ekiden.base.errors import UserError
+from ekiden.base.settings import Hardware
+from ekiden.engine.drive import outline
+from ekiden.engine.method import Method
+from ekiden.methods import METHODS
+from ekiden.recipe import Recipe
 from ekiden.transports.flower.silo.silo_file import Limits
+from ekiden.transports.flower.trust.agreement import no_samples
+from ekiden.transports.flower.trust.custody import Hop
+from ekiden.transports.flower.trust.parcel import Hello
+from tests.transports.test_silo import TERMS
 
 ROOT = Path(__file__).parents[2]
 SECURITY = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 PAGE = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8") + SECURITY
 
 
-def test_every_test_that_the_page_names_exists() -> None:
-    named = {name for told in re.findall(r"<!-- tests: ([^>]+) -->", PAGE) for name in re.findall(r"test_\w+", told)}
+def test_every_test_that_the_page_names_is_there_once() -> None:
+    """Of two with one name nobody knows which attacks the claim."""
+    named = {name for told in re.findall(r"<!-- tests:([^>]+) -->", PAGE) for name in re.findall(r"test_\w+", told)}
     code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
-    assert len(named) > 20
-    assert named - set(re.findall(r"def (test_\w+)\(", code)) == set()
+    there = Counter(re.findall(r"def (test_\w+)\(", code))
+    assert len(named) > 200
+    assert {name: there[name] for name in named if there[name] != 1} == {}
+
+
+HELLO = {
+    "name": "its name",
+    "version": "the version of Ekiden",
+    "dataset": "the name of its data file or folder",
+    "shape": "shape",
+    "classes": "classes and what labels mean",
+    "mean": "scaling",
+    "std": "scaling",
+    "augment": "augmentation",
+    "samples": "numbers of training, validation and test samples",
+    "inputs": "columns, categories",
+    "evaluations": "how many more models it measures",
+    "signature": "",
+    "sealing": "its key of the run",
+    "proof": "",
+    "task": "what labels mean",
+    "schema": "schema",
+    "counts": "the class counts of all silos in `agreed.json`",
+    "features": "of how many features it gives exact sums",
+}
+"""what a greeting tells, and the words of the page for it"""
+HOP = {
+    **dict.fromkeys(("run", "terms", "method", "client", "step", "call", "task", "format"), ""),  # what was asked
+    **dict.fromkeys(("samples", "validation", "test"), "the numbers of samples"),
+    **dict.fromkeys(("arguments", "taken", "given", "size", "model"), "digests and sizes of values"),
+    **dict.fromkeys(("forward", "backward"), "counted compute"),
+    "data": "a keyed fingerprint of all samples",
+}
+"""the same of what a silo signs with each task"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "row"), [(Hello, HELLO, "| a run greets the silo |"), (Hop, HOP, "| each task |")]
+)
+def test_the_page_names_all_that_a_silo_says_of_itself_and_signs(kind: type, words: dict[str, str], row: str) -> None:
+    (said,) = [line for line in SECURITY.splitlines() if line.startswith(row)]
+    assert {field.name for field in fields(kind)} == words.keys()
+    assert [word for word in words.values() if word not in said] == []
+
+
+def variants(kind: type[Method]) -> Iterator[Method]:
+    """The method with its defaults, and with the settings that lead models or sums past the server."""
+    own = {field.name for field in fields(kind)}
+    for settings in ({}, {"topology": "chain"}, {"server": False}, {"decentralised": True}):
+        if settings.keys() <= own:
+            with suppress(UserError):
+                yield kind(**settings)
+
+
+def test_the_page_names_the_methods_whose_server_reads_nothing() -> None:
+    """Silos know beforehand what such a method asks for, and refuse all else."""
+
+    def is_known(method: Method) -> bool:
+        recipe = Recipe(method, model="lenet")
+        terms = replace(TERMS, recipe=recipe, shape=(1, 28, 28))
+        clients = [f"client-{i}" for i in range(8)]
+        return outline(terms.setup(no_samples(terms), Hardware(threads=1)), clients) is not None
+
+    said = SECURITY.partition("the server reads nothing during the run:")[2].partition("<!--")[0]
+    said = said.replace("-", "").replace("FedELMY in parallel", "FedELMYParallel")
+    named = {kind.__name__ for kind in METHODS if re.search(rf"\b{kind.__name__}\b", said)}
+    known = {k.__name__ for k in METHODS if not k.traits.pools_data and any(map(is_known, variants(k)))}
+    assert named == known
 
 
 def test_the_page_names_every_limit_with_its_default() -> None:

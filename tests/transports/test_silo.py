@@ -172,7 +172,7 @@ def test_a_good_request_is_done(file: SiloFile) -> None:
         (pack(Ask("evaluate", TERMS.text()), (wire.encode([1.0]),)), "not announced|was announced"),
     ],
 )
-def test_what_is_refused(tmp_path: Path, data: bytes, reason: str) -> None:
+def test_what_a_silo_refuses(tmp_path: Path, data: bytes, reason: str) -> None:
     file = silo_file(tmp_path, "client-0", '[limits]\nmethods = ["fedseq"]\nmodel_bytes = 1_000_000\nepochs = 2\n')
     assert re.search(reason, said(file, data))
     assert nothing_done(file)
