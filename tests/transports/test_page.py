@@ -1,4 +1,4 @@
-"""What the pages on silos say of tests, methods, messages and limits is what there is."""
+"""The pages on silos agree with the tests, methods, messages and limits that there are."""
 
 import re
 from collections import Counter
