@@ -1,6 +1,7 @@
 """What a federation's folder holds, and who may do what with it."""
 
 import asyncio
+import signal
 import socket
 import stat
 import subprocess
@@ -276,7 +277,7 @@ def test_a_database_that_was_not_finished_stops_no_later_start(
         file.touch()
     ends = [sys.executable, "-c", f"import pathlib; pathlib.Path({str(file)!r}).write_text('half'); exit(1)"]
     monkeypatch.setattr(commands, "superlink_command", lambda federation: ends)
-    monkeypatch.setattr(commands.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     with pytest.raises(UserError, match="did not start: the lines above say why"):
         commands.start_superlink(replace(made, port=port, control_port=control), lambda line: None)
     assert file.exists() == before
