@@ -16,7 +16,7 @@ from torch import nn
 import ekiden
 from ekiden import FederatedData, Hardware, UserError, federate, load_model
 from ekiden.base.files import read_tensors
-from ekiden.base.seeds import derive
+from ekiden.base.settings import derive
 from ekiden.base.sums import size
 from ekiden.cli.app import main
 from ekiden.conformance.small_runs import Tiny

@@ -23,7 +23,7 @@ from ekiden.engine.drive import Row
 from ekiden.engine.folder import read_config, read_lines
 from ekiden.engine.setup import check_same_data
 from ekiden.methods import METHODS
-from ekiden.methods.gossip.blocks import topology as graphs
+from ekiden.methods.gossip import topology as graphs
 from ekiden.recipe import recipe_of
 from ekiden.results.clock import Devices, devices_of
 from ekiden.results.recalibration import Recalibration, keep_subgroups, model_in

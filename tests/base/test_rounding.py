@@ -8,9 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ekiden.base import modular
 from ekiden.base.errors import UserError
-from ekiden.base.sums import Rounded, Rounding, Sums, TargetSums, measure, measure_targets, rounded, rounded_size
+from ekiden.base.sums import (
+    Rounded,
+    Rounding,
+    Sums,
+    TargetSums,
+    measure,
+    measure_targets,
+    pack,
+    rounded,
+    rounded_size,
+    unpack,
+)
 from ekiden.base.sums import size as sums_size
 from ekiden.base.sums import size_of_targets as targets_size
 
@@ -46,9 +56,9 @@ def test_three_features_by_hand() -> None:
 
 @given(st.integers(12, 31), st.lists(st.integers(-(2**40), 2**40), min_size=1, max_size=50))
 def test_numbers_come_back_modulo_a_power_of_two(b: int, numbers: list[int]) -> None:
-    packed = modular.pack(torch.tensor(numbers), b)
+    packed = pack(torch.tensor(numbers), b)
     assert len(packed) == -(-b * len(numbers) // 8)
-    assert modular.unpack(packed, b, len(numbers)).tolist() == [number % 2**b for number in numbers]
+    assert unpack(packed, b, len(numbers)).tolist() == [number % 2**b for number in numbers]
 
 
 def test_many_products_are_packed_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

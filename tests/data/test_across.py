@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import ekiden
 from ekiden.base.errors import DataWarning, UserError
-from ekiden.data import spelling, units
+from ekiden.data import spelling
 from ekiden.data.moments import ColumnMoments
 from ekiden.data.sources import join
 
@@ -76,7 +76,7 @@ def test_one_silo_in_another_unit_is_the_only_one_named(silos: int, odd: int, fa
         values = rng.normal(rng.uniform(40, 60), rng.uniform(8, 12), 100) * (factor if k == odd % silos else 1)
         each[f"s{k}"] = {"column 'dose'": ColumnMoments.of(values, "dose")}
     with pytest.warns(DataWarning, match=f"of s{odd % silos} differs from other silos by a factor of about") as seen:
-        units.compare_units(each)
+        spelling.compare_units(each)
     assert str(seen[0].message).count("differs") == 1
 
 

@@ -14,8 +14,8 @@ from PIL import Image
 import ekiden
 from ekiden.base.errors import DataWarning, UserError
 from ekiden.data import Samples, from_tensors
-from ekiden.data.copies import fingerprints
 from ekiden.data.kinds.tables import Table
+from ekiden.data.seen import fingerprints
 
 Rows = dict[str, Any]
 

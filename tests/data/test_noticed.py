@@ -14,9 +14,9 @@ import ekiden
 from ekiden.base.errors import UserError
 from ekiden.data import load
 from ekiden.data.cells import garbled
-from ekiden.data.copies import rows_of_several
 from ekiden.data.moments import ColumnMoments
-from ekiden.data.units import compare_units
+from ekiden.data.seen import rows_of_several
+from ekiden.data.spelling import compare_units
 from tests.data.test_silent import rows as drawn
 from tests.data.test_silent import said
 

@@ -14,7 +14,7 @@ import ekiden
 from ekiden.base.errors import DataWarning, UserError
 from ekiden.base.settings import Training
 from ekiden.data import from_tensors, load
-from ekiden.data.copies import rows_of_several
+from ekiden.data.seen import rows_of_several
 from tests.data.conftest import png
 
 pytestmark = pytest.mark.usefixtures("no_data")

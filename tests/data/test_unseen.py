@@ -21,7 +21,7 @@ from ekiden.base.errors import DataWarning, UserError
 from ekiden.data import from_tensors, load
 from ekiden.data.kinds import Images, Tokens
 from ekiden.data.moments import ColumnMoments
-from ekiden.data.units import compare_units
+from ekiden.data.spelling import compare_units
 from tests.data.pictures import encoded
 
 pytestmark = pytest.mark.usefixtures("no_data")

@@ -10,8 +10,8 @@ from ekiden import FederatedData, Training, UserError, run
 from ekiden.conformance.small_runs import Tiny
 from ekiden.engine.method import Size
 from ekiden.methods import CriticalFLServer, FedAvg
-from ekiden.methods.gossip.blocks.masks import pack
 from ekiden.methods.gossip.criticalfl_server import Selection, Upload, largest, merge
+from ekiden.methods.gossip.dispfl import pack
 from ekiden.training.network import Network
 from tests.methods.rounds import linear, play, quadratic, toy_q, values, weights
 from tests.methods.test_fedavg import SETTINGS, same

@@ -13,7 +13,7 @@ from ekiden.engine.federation import Fed
 from ekiden.engine.method import State
 from ekiden.engine.worker import Client
 from ekiden.methods import DFedAvgM, Local
-from ekiden.methods.gossip.blocks import topology
+from ekiden.methods.gossip import topology
 from ekiden.methods.gossip.dfedavgm import gossip
 from ekiden.training.weights import Weights, mean
 from tests.methods.toys import Table, rounds, two_quadratics, weights

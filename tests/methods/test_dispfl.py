@@ -13,8 +13,7 @@ from ekiden.engine import wire
 from ekiden.engine.federation import Fed
 from ekiden.engine.method import Size, State
 from ekiden.methods import DFedAvgM, DisPFL
-from ekiden.methods.gossip.blocks.masks import densities, move, pack, random_mask, unpack
-from ekiden.methods.gossip.dispfl import Sparse, overlap
+from ekiden.methods.gossip.dispfl import Sparse, densities, move, overlap, pack, random_mask, unpack
 from ekiden.training.network import Network
 from ekiden.training.weights import Weights
 from tests.methods.toys import Free, Silo, Table, rounds, weights

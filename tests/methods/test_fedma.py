@@ -17,8 +17,7 @@ from ekiden.engine.store import Store
 from ekiden.methods import PFNM, Average, FedMA
 from ekiden.methods.one_shot.fedma import KeptLayers, class_mean, own_units
 from ekiden.results.result import Result
-from ekiden.training.elastic import Elastic, Form, assemble, matrices
-from ekiden.training.network import Network
+from ekiden.training.network import Elastic, Form, Network, assemble, matrices
 
 SETTINGS: dict[str, Any] = {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1)}
 

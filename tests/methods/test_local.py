@@ -10,7 +10,7 @@ from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.conformance.small_runs import Tiny
 from ekiden.engine.method import State
 from ekiden.methods import DFedAvgM, Local
-from ekiden.methods.gossip.blocks import topology
+from ekiden.methods.gossip import topology
 from tests.methods.toys import rounds, two_quadratics, weights
 
 START = State(model=None, personal=(weights(0.0), weights(0.0)))

@@ -17,8 +17,7 @@ from ekiden.methods import PFNM, Average
 from ekiden.recipe import Recipe
 from ekiden.runs.plan import Plan
 from ekiden.serving.loading import open_run
-from ekiden.training.elastic import Elastic, Form, assemble, matrices
-from ekiden.training.network import Network
+from ekiden.training.network import Elastic, Form, Network, assemble, matrices
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
 SETTINGS = {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(threads=1)}

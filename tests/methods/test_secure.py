@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ekiden import FederatedData, UserError, run
-from ekiden.base.modular import fixed, real
+from ekiden.base.sums import fixed, real
 from ekiden.conformance.small_runs import Tiny
 from ekiden.engine.method import Size
 from ekiden.methods import SCAFFOLD, FedAvg, FedDC, FedDisco, FedDyn, FedNova, FedProx

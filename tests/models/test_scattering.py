@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ekiden import UserError, models
-from ekiden.models import scattering
-from ekiden.models.scattering import Scattering, dead_leaves
+from ekiden.models import images
+from ekiden.models.images import Scattering, dead_leaves
 
 SMALL = (1, 16, 16)
 
@@ -15,7 +15,7 @@ SMALL = (1, 16, 16)
 def test_a_wavelet_is_a_wave_under_a_gaussian_without_its_mean() -> None:
     sigma, frequency, turn, side = 1.6, 0.375 * math.pi, 0.4, 24
     wide = 2 * sigma  # across
-    found = torch.fft.ifft2(scattering._wavelet((side, side), sigma, frequency, turn))
+    found = torch.fft.ifft2(images._wavelet((side, side), sigma, frequency, turn))
     places = torch.arange(-3 * side // 2, 3 * side // 2, dtype=torch.float64)
     y, x = places[:, None], places
     along, across = x * math.cos(turn) + y * math.sin(turn), y * math.cos(turn) - x * math.sin(turn)
@@ -32,12 +32,12 @@ def test_maps_are_averages_of_moduli() -> None:
     x = dead_leaves(3, SMALL)
     side = SMALL[1] + 8
     padded = torch.nn.functional.pad(x, (4, 4, 4, 4), mode="reflect").double()
-    kernel = torch.fft.ifft2(scattering._wavelet((side, side), 0.8, 0.75 * math.pi, 0.0))
+    kernel = torch.fft.ifft2(images._wavelet((side, side), 0.8, 0.75 * math.pi, 0.0))
     moved = torch.stack([padded[:, 0].roll((a, b), (1, 2)) for a in range(side) for b in range(side)], -1)
     modulus = (moved.to(kernel.dtype) @ kernel.flatten()).abs()
-    low = scattering._average(side, 1).double()
+    low = images._average(side, 1).double()
     expected = low @ modulus @ low.T
-    fine = scattering._bank((side, side))[0][0].double()
+    fine = images._bank((side, side))[0][0].double()
     found = low @ torch.fft.ifft2(torch.fft.fft2(padded[:, 0]) * fine).abs() @ low.T
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
@@ -56,12 +56,12 @@ def test_dead_leaves_are_white_but_for_what_was_added() -> None:
     network = Scattering(SMALL)
     assert network.width == 81 * 16
     with torch.no_grad():
-        white = network(dead_leaves(scattering._IMAGES, SMALL)).view(-1, 16, 81).double().transpose(0, 1)
+        white = network(dead_leaves(images._IMAGES, SMALL)).view(-1, 16, 81).double().transpose(0, 1)
         assert float(white.mean(1).abs().max()) < 1e-3
         covariance, whiten = white.mT @ white / white.shape[1], network.whiten.double()
         back = torch.linalg.inv(whiten)
         variances = (back.mT @ covariance @ back).diagonal(dim1=1, dim2=2)
-        added = scattering._REST * variances.mean(1)[:, None, None] * (whiten.mT @ whiten)
+        added = images._REST * variances.mean(1)[:, None, None] * (whiten.mT @ whiten)
     torch.testing.assert_close(covariance + added, torch.eye(81).double().expand(16, 81, 81), atol=1e-3, rtol=0)
 
 
@@ -76,14 +76,14 @@ def test_the_network_is_the_same_at_all_silos_whatever_the_seed() -> None:
 
 def test_whitening_has_the_same_bits_on_a_processor_that_rounds_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other processors give other last bits of a transform, so silos had other values of the same network."""
-    monkeypatch.setattr(scattering, "_IMAGES", 40)
-    modulus, draw = scattering._modulus, torch.Generator().manual_seed(0)
+    monkeypatch.setattr(images, "_IMAGES", 40)
+    modulus, draw = images._modulus, torch.Generator().manual_seed(0)
 
     def other(z: torch.Tensor) -> torch.Tensor:
         found = modulus(z)
         return found * (1 + torch.finfo(found.dtype).eps * (torch.rand(found.shape, generator=draw) - 0.5))
 
-    here = scattering._whitening.__wrapped__((1, 16, 16), 2)
-    monkeypatch.setattr(scattering, "_modulus", other)
-    there = scattering._whitening.__wrapped__((1, 16, 16), 2)
+    here = images._whitening.__wrapped__((1, 16, 16), 2)
+    monkeypatch.setattr(images, "_modulus", other)
+    there = images._whitening.__wrapped__((1, 16, 16), 2)
     assert [t.numpy().tobytes() for t in here] == [t.numpy().tobytes() for t in there]

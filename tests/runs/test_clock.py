@@ -12,7 +12,7 @@ import pytest
 import ekiden
 from ekiden import Devices
 from ekiden.base.errors import UserError
-from ekiden.base.seeds import derive
+from ekiden.base.settings import derive
 from ekiden.conformance.small_runs import Tiny
 from ekiden.data.samples import FederatedData
 from ekiden.engine.folder import TaskPasses

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from ekiden import UserError, models
 from ekiden.conformance.small_runs import Tiny
-from ekiden.training.elastic import Elastic, adapted, assemble, check, folded, matrices
-from ekiden.training.network import Network
+from ekiden.training.network import Elastic, Network, adapted, assemble, check, folded, matrices
 from ekiden.training.weights import Weights
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden import Hardware, Training, UserError
-from ekiden.base.seeds import derive
+from ekiden.base.settings import derive
 from ekiden.conformance.small_runs import Tiny
 from ekiden.data import Dataset, Samples, Subset, from_tensors
 from ekiden.data.augment import Augment

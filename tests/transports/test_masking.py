@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ekiden.base.errors import UserError
-from ekiden.base.modular import Masked, digest, wide
-from ekiden.base.sums import AnySums, Rounding, Sums, TargetSums, measure, measure_targets
+from ekiden.base.sums import AnySums, Masked, Rounding, Sums, TargetSums, digest, measure, measure_targets, wide
 from ekiden.cli.app import call
 from ekiden.engine import wire
 from ekiden.engine.method import Method

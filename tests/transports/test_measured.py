@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ekiden.base.errors import UserError
-from ekiden.base.modular import Masked
+from ekiden.base.sums import Masked
 from ekiden.data.tasks import Classification, LanguageModelling, MultiLabel, Regression, Scores, Segmentation, Task
 from ekiden.data.tasks.base import IGNORED
 from ekiden.engine.counting import FIXED, Care, counting_of

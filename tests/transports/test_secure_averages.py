@@ -10,7 +10,7 @@ import torch
 
 from ekiden import Training
 from ekiden.base.errors import UserError
-from ekiden.base.modular import Masked
+from ekiden.base.sums import Masked
 from ekiden.engine.worker import Client
 from ekiden.methods import SCAFFOLD, FedAvg, FedDC, FedDisco, FedDyn, FedNova, FedProx
 from ekiden.methods.blocks.rounds import ModelSums, Reply

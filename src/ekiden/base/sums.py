@@ -1,23 +1,187 @@
-"""Exact sums over samples: Gram matrix and products with labels, of features that are small whole numbers.
+"""Exact sums: whole numbers modulo powers of two, which masks can hide, and products of features over samples.
 
-Products may travel in few bits: each client rounds its own, and the rounded sums add up exactly.
+A Gram matrix and products with labels are exact, because features are small whole numbers. Products may travel in few
+bits: each client rounds its own, and the rounded sums add up exactly.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import isqrt
-from typing import Annotated, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, NoReturn, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ekiden.base.errors import UserError
-from ekiden.base.modular import Packed, Shared, pack, unpack
+
+_WORD = 32  # bits of a packed number once it is unpacked
+_BLOCK = 2**20  # packed numbers that are handled at a time; a multiple of 8, so that blocks end with a byte
+_KINDS = {torch.int16: 16, torch.int32: 32, torch.int64: 64}
+_NAME = re.compile(r"[\w.-]{1,200}")
+_MOST_TEXT = 1 << 16
+FRACTION = 28  # bits after the point of numbers in fixed point
+
+
+class Shared:
+    """Mark, with `Annotated`, a whole number in an addable payload that all parts share. It is not added up."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Mark, with `Annotated`, a tensor of bytes that holds numbers of fewer than 32 bits, one after the other."""
+
+    bits: str  # name of the field that says how many bits each has
+
+
+class Unopened(UserError, AttributeError):
+    """A sum that lacks parts is used like its total."""
+
+
+@dataclass(frozen=True, eq=False)
+class Masked:
+    """A sum of parts under masks. Each number is uniform until the parts of all members are in; then the masks cancel.
+
+    It stands in place of the payload whose numbers it hides, and has the same number of bytes. All but `numbers`
+    and `shared` is header.
+    """
+
+    form: str  # JSON tree of the payload; see `ekiden.engine.transport.summands`
+    numbers: list[Tensor]  # whole numbers modulo 2^bits, as int16, int32 or int64; those of other bits packed in uint8
+    bits: list[int]  # of the numbers in each tensor
+    shared: list[int]  # whole numbers that all parts share, not masked
+    # digest of the numbers, modulo 2^64, under a mask of its own. It is linear, so the digest of a sum is the sum of
+    # the digests. A sum that does not fit into its bits, or whose masks do not cancel, has another one.
+    check: int
+    sum: str  # name of the sum
+    members: str  # digest of the list of those who give a part
+    given: list[str]  # names of those who gave theirs
+
+    def __post_init__(self) -> None:
+        """Check what may come from another party."""
+        kinds = [
+            _KINDS.get(t.dtype, bits if t.dtype == torch.uint8 and 8 <= bits < _WORD else 0) for t, bits in self._all()
+        ]
+        fits = kinds == self.bits and all(t.ndim == 1 for t in self.numbers) and len(set(self.given)) == len(self.given)
+        named = all(_NAME.fullmatch(name) for name in (self.sum, self.members, *self.given)) and self.given
+        if not fits or not named or not 0 <= self.check < 2**64 or len(self.form) > _MOST_TEXT:
+            raise UserError("a masked sum is not as it must be: use the same version of Ekiden everywhere")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Refuse to be used like the payload that it hides."""
+        raise Unopened(
+            f"sum {self.sum} has only the parts of {', '.join(self.given)}: it opens when all silos of the run gave "
+            "theirs; start the others, then `ekiden resume`"
+        )
+
+    def plus(self, other: "Masked") -> "Masked":
+        """Return the sum with the parts of `other`."""
+        if not isinstance(other, Masked):
+            raise UserError(f"a part of sum {self.sum} is not masked: refused")
+        about = [(s.form, s.bits, s.shared, s.sum, s.members, [len(t) for t in s.numbers]) for s in (self, other)]
+        if about[0] != about[1]:
+            raise UserError(
+                f"the parts of sum {self.sum} do not fit together: the silos got other lists of members, or sums of "
+                "other features"
+            )
+        if twice := set(self.given) & set(other.given):
+            raise UserError(f"{', '.join(sorted(twice))} would give a part to sum {self.sum} twice: refused")
+        numbers = [narrowed(wide(a, n) + wide(b, n), n) for (a, n), b in zip(self._all(), other.numbers, strict=True)]
+        check = (self.check + other.check) % 2**64
+        return replace(self, numbers=numbers, check=check, given=[*self.given, *other.given])
+
+    def _all(self) -> list[tuple[Tensor, int]]:
+        if len(self.numbers) != len(self.bits):
+            raise UserError("a masked sum is not as it must be: use the same version of Ekiden everywhere")
+        return list(zip(self.numbers, self.bits, strict=True))
+
+
+def bits_of(tensor: Tensor) -> int:
+    """Return the bits of the whole numbers in a tensor; 0 if it holds others."""
+    return _KINDS.get(tensor.dtype, 0)
+
+
+def wide(numbers: Tensor, bits: int) -> "np.ndarray[Any, Any]":
+    """Return numbers modulo 2^bits, as `Masked` holds them, as unsigned words, which wrap around where they are added.
+
+    They are in memory of their own.
+    """
+    if numbers.dtype != torch.uint8:
+        return numbers.cpu().numpy().astype(f"<i{bits // 8}").view(f"<u{bits // 8}")
+    parts = [unpack(part, bits) for part in torch.split(numbers.cpu(), _BLOCK // 8 * bits)]
+    return (torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)).numpy().astype("<u4")
+
+
+def narrowed(words: "np.ndarray[Any, Any]", bits: int) -> Tensor:
+    """Return words as `Masked` holds them: the opposite of `wide`."""
+    if words.itemsize * 8 == bits:
+        signed = torch.from_numpy(words.view(f"<i{bits // 8}"))
+        return signed if len(words) else signed.new_zeros(0)  # numpy's strides of nothing are not those of torch
+    counts = torch.from_numpy(words.astype(np.int64))
+    return torch.cat([pack(block, bits) for block in torch.split(counts, _BLOCK)])
+
+
+def fixed(values: Tensor, parts: int, what: str) -> Tensor:
+    """Return numbers in fixed point: int64 in units of 2^-28, rounded, so that each is wrong by 2^-29 at most.
+
+    So many such tensors (`parts`) can be added up. The message calls the numbers `what`.
+    """
+    scaled, most = values.double() * 2.0**FRACTION, 2.0**62 / parts
+    if not bool((scaled.abs() < most).all()):  # also where one is NaN
+        raise UserError(
+            f"{what} reach {float(values.abs().max()):.3g}, and a sum of {parts} in fixed point has room for "
+            f"{most / 2.0**FRACTION:.3g}: scale the data, lower --lr, or leave out clients"
+        )
+    return scaled.round().long()
+
+
+def real(numbers: Tensor) -> Tensor:
+    """Return numbers in fixed point as float64."""
+    return numbers.double() / 2.0**FRACTION
+
+
+def digest(numbers: "list[np.ndarray[Any, Any]]") -> int:
+    """Return Σ w x modulo 2^64 over signed numbers x, with fixed random weights w.
+
+    Numbers that lost a multiple of 2^16 or 2^32 have another digest, except for one case in 2^32 or more.
+    """
+    total, start = 0, 1
+    for part in numbers:
+        for block in np.array_split(part, max(1, len(part) // _BLOCK)):
+            with np.errstate(over="ignore"):
+                weights = _scrambled(np.arange(start, start + len(block), dtype=np.uint64))
+                total += int((block.astype(np.int64).view(np.uint64) * weights).sum(dtype=np.uint64))
+            start += len(block)
+    return total % 2**64
+
+
+def pack(counts: Tensor, bits: int) -> Tensor:
+    """Pack whole numbers modulo 2^bits, the highest bit first; the last byte is filled up with zeros."""
+    big = (counts & ((1 << bits) - 1)).numpy().astype(">u4").view(np.uint8).reshape(-1, 4)
+    return torch.from_numpy(np.packbits(np.unpackbits(big, axis=1)[:, _WORD - bits :]))
+
+
+def unpack(packed: Tensor, bits: int, count: int | None = None) -> Tensor:
+    """Return packed numbers as int64, by default all that there is room for."""
+    count = 8 * len(packed) // bits if count is None else count
+    flags = np.unpackbits(packed.numpy(), count=count * bits).reshape(count, bits)
+    full = np.zeros((count, _WORD), dtype=np.uint8)
+    full[:, _WORD - bits :] = flags
+    return torch.from_numpy(np.packbits(full, axis=1).view(">u4").reshape(-1).astype(np.int64))
+
+
+def _scrambled(numbers: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    """Return numbers that look random (SplitMix64: Steele, Lea, Flood, OOPSLA 2014)."""
+    x = numbers * np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
 
 LEAST = 12  # fewest bits of a product
 FULL = 32  # bits of a product that is not rounded
-_BLOCK = 2**20  # products that are packed at a time; a multiple of 8, so that blocks end with a byte
 LARGEST = 127  # the largest absolute value of a feature
 WIDE = 2**15 - 1  # the largest absolute value of a feature whose sums travel as int64
 FARTHEST = 2**20  # the largest absolute value of a target

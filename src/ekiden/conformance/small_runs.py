@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from ekiden.api import run
 from ekiden.base.checks import allows
-from ekiden.base.seeds import seeded
-from ekiden.base.settings import Hardware, Training
+from ekiden.base.settings import Hardware, Training, seeded
 from ekiden.data.samples import FederatedData
 from ekiden.data.sources import federate
 from ekiden.engine import wire

@@ -14,17 +14,16 @@ from typing import Any
 import numpy as np
 
 from ekiden.base.errors import UserError, counted, listed, nearest, tell
-from ekiden.data import copies
 from ekiden.data import schema as schemas
+from ekiden.data import seen
 from ekiden.data.kinds import Inputs, Table, from_json, to_json
 from ekiden.data.kinds.tables import encode_again
 from ekiden.data.moments import ColumnSums, counted_together, target, told_by
 from ekiden.data.samples import Dataset, FederatedData, Subset
 from ekiden.data.schema import Schema
-from ekiden.data.spelling import merging, nothing_in_common, numbered_from_two, refuse_spellings, shortened
+from ekiden.data.spelling import check_units, merging, nothing_in_common, numbered_from_two, refuse_spellings, shortened
 from ekiden.data.tasks import ScaledTask, Task
 from ekiden.data.undecoded import natural
-from ekiden.data.units import check_units
 
 _TARGETS, _SCHEMA, _CLASSES = "targets", "schema", "classes"
 _TOLD = {"moments": "numbers", "categories": "categories"}
@@ -320,8 +319,8 @@ def _renamed(counts: Mapping[str, int], other: Mapping[str, str]) -> dict[str, i
 def _check_rows(told: Sequence[ColumnSums]) -> None:
     """Say how many rows several silos hold, and which silos do not tell."""
     tells = {one.silo: one.rows for one in told if one.rows}
-    if len(tells) > 1 and len(told[0].missing) + len(told[0].categories) >= copies.FEATURES:
-        for line in copies.rows_of_several(tells):
+    if len(tells) > 1 and len(told[0].missing) + len(told[0].categories) >= seen.FEATURES:
+        for line in seen.rows_of_several(tells):
             tell(line)
     if len({one.secret for one in told if one.rows}) > 1:
         tell(f"rows of {listed(tells)} are not compared: write the same secret into [data] fingerprints at all silos")

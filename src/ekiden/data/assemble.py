@@ -18,12 +18,11 @@ from ekiden.data.kinds import Images, Inputs, Tokens, of_tensor
 from ekiden.data.kinds.images import sized_masks
 from ekiden.data.samples import Dataset, Samples
 from ekiden.data.seen import SeenData
-from ekiden.data.spelling import check_classes, spelled
+from ekiden.data.spelling import check_classes, check_values, some, spelled
 from ekiden.data.targets import refuse_constant, targets
 from ekiden.data.tasks import Classification, LanguageModelling, ScaledTask, Task, scaled
 from ekiden.data.tasks.base import IGNORED
 from ekiden.data.undecoded import Encoding, Raw, composed, owners, subjects, times
-from ekiden.data.units import check_values, some
 
 _Piece: TypeAlias = tuple[Raw, Samples]
 """a part of a source, with its labels and owners; the samples' x is not read yet"""

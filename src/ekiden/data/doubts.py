@@ -15,10 +15,9 @@ from torch.nn import functional as F
 from ekiden.base.errors import counted, listed, tell
 from ekiden.base.outside import pa, pc
 from ekiden.data.cells import DATE, garbled, is_text, short
-from ekiden.data.copies import ROWS_DIFFER, chance, copied, improbable, twice
 from ekiden.data.kinds import Tokens
 from ekiden.data.raster import split
-from ekiden.data.seen import LARGE, SeenData
+from ekiden.data.seen import LARGE, ROWS_DIFFER, SeenData, chance, copied, improbable, twice
 from ekiden.data.spelling import bare_id, fold
 from ekiden.data.tasks import Classification, MultiLabel, Regression, ScaledTask
 from ekiden.data.undecoded import PARTS

@@ -1,19 +1,31 @@
-"""What doubts look at: a data set, its parts as they were read, and fingerprints of its samples."""
+"""What doubts look at: a data set, its parts as they were read, and which equal samples are copies, not chance."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from hashlib import blake2b
+from itertools import chain, combinations
+from math import exp, log
+from typing import Any
 
+import numpy as np
 from torch import Tensor
 
+from ekiden.base.errors import counted, listed
 from ekiden.data.columns import Reading
-from ekiden.data.copies import FEATURES, fingerprints
-from ekiden.data.kinds import Table
+from ekiden.data.kinds import Inputs, Table
 from ekiden.data.samples import Dataset
 from ekiden.data.tasks import Classification
 from ekiden.data.undecoded import Raw
 
+FEATURES = 2
+"""of a sample that is compared; rows of a single number are equal by chance"""
+ROWS_DIFFER = 0.95
+"""share of different rows from which equal rows mean something"""
+_IMPROBABLE = 0.01
+_NEVER = 1e-18
+_FEW = 10  # equal rows that may be chance
 LARGE = 1 << 28
 """bytes of samples that are not compared"""
 ROWS, MOST_SILOS = 20, 200
@@ -21,6 +33,92 @@ ROWS, MOST_SILOS = 20, 200
 LOOKED_AT, _OF_EACH = 8000, 100
 """samples of all silos that are compared, and the least of each: every silo is compared with all others"""
 _CROWD = 2_000_000  # samples that are not compared: their prints would need a gigabyte
+
+
+def chance(x: Tensor) -> float:
+    """Return how probable it is that two samples (n, ...) are equal, if their values do not depend on each other.
+
+    It is 0 for samples that are not rows: images and signals are copies if they are equal.
+    """
+    if x.ndim != 2 or len(x) < 2:
+        return 0.0
+    found = 1.0
+    for column in x.cpu().numpy().T:
+        _, counts = np.unique(column, return_counts=True)
+        found *= float((counts * (counts - 1.0)).sum()) / (len(x) * (len(x) - 1.0))
+        if found < _NEVER:
+            break
+    return found
+
+
+def twice(*parts: Counter[Any]) -> float:
+    """Return the share of equal rows among all pairs of rows within parts."""
+    every = sum(rows.total() * (rows.total() - 1) for rows in parts)
+    return sum(n * (n - 1) for rows in parts for n in rows.values()) / max(every, 1)
+
+
+def improbable(found: int, expected: float, pairs: int = 1) -> bool:
+    """Return whether so many equal rows are hardly chance, by Chernoff's bound for a Poisson variable."""
+    if found <= expected:
+        return False
+    return pairs * exp(found - expected + found * log(max(expected, _NEVER) / found)) < _IMPROBABLE
+
+
+def copied(here: Mapping[Any, int], there: Mapping[Any, int], pairs: int = 1) -> bool:
+    """Return whether two parts have more rows in common than rows that are coarse would have by chance.
+
+    Of rows that are there twice in both parts together, a share of 2ab/(a + b)² is expected to be once in each, if the
+    parts have a and b rows. By Chernoff's bound, more is improbable, also among so many `pairs` of parts. `here` and
+    `there` say how often each row is in a part.
+    """
+    once = sum(n == 1 == there.get(row, 0) for row, n in here.items())
+    twice = sum(n == 2 and row not in there for row, n in here.items())
+    twice += sum(n == 2 and row not in here for row, n in there.items())
+    a, b = sum(here.values()), sum(there.values())
+    share, chance = once / max(once + twice, 1), 2 * a * b / (a + b) ** 2
+    if share <= chance:
+        return False
+    other = (1 - share) * log((1 - share) / (1 - chance)) if share < 1 else 0.0
+    divergence = share * log(share / chance) + other
+    return pairs * exp(-(once + twice) * divergence) < _IMPROBABLE
+
+
+def rows_of_several(held: Mapping[str, Sequence[bytes | str]], chance: float | None = None) -> Iterator[str]:
+    """Say how many rows several silos hold, by their fingerprints, unless so many are equal by chance.
+
+    `chance` says how probable it is that two rows are equal, as far as their values tell; None if only fingerprints are
+    known.
+    """
+    counts = {name: Counter(rows) for name, rows in held.items()}
+    fine = sum(map(len, counts.values())) >= ROWS_DIFFER * sum(map(len, held.values()))
+    owners: dict[bytes | str, list[str]] = {}
+    for name, rows in counts.items():
+        for row in rows:
+            owners.setdefault(row, []).append(name)
+    found = Counter(pair for names in owners.values() for pair in combinations(names, 2))
+    within = twice(*counts.values())
+
+    def told(a: str, b: str, n: int) -> bool:
+        expected = len(held[a]) * len(held[b]) * max(within, chance or 0.0)
+        own = fine if chance is None else improbable(n, expected, len(found))
+        return own or (not fine and copied(counts[a], counts[b], len(found)))
+
+    pairs = [(n, a, b) for (a, b), n in found.most_common() if told(a, b, n)]
+    if pairs:
+        shown = listed(f"{a} and {b} {counted(n, 'row')} of {len(held[a]):,} and {len(held[b]):,}" for n, a, b in pairs)
+        few = ". Few may be equal by chance, if values are coarse" if chance is None and pairs[0][0] < _FEW else ""
+        yield (
+            f"silos hold equal rows: {shown}. A row that one silo trains on may be another's test: take out what "
+            f"is twice{few}"
+        )
+
+
+def fingerprints(x: Tensor, inputs: Inputs, salt: bytes) -> list[bytes]:
+    """Return 8 bytes for each sample (n, ...), equal for equal samples and salts."""
+    rows = np.ascontiguousarray(inputs.compared(x))
+    if rows.dtype.kind == "f":
+        rows = np.where(np.isnan(rows), np.nan, rows + 0.0)  # one NaN, one zero
+    return [blake2b(row.tobytes(), digest_size=8, key=salt[:64]).digest() for row in rows]
 
 
 @dataclass(frozen=True)

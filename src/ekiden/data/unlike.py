@@ -15,10 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ekiden.base.errors import listed
-from ekiden.data.copies import chance, rows_of_several
 from ekiden.data.kinds import Arrays, Inputs, Table
 from ekiden.data.kinds.arrays import LEADS, SHORTEST
-from ekiden.data.seen import LOOKED_AT, MOST_SILOS, ROWS, SeenData
+from ekiden.data.seen import LOOKED_AT, MOST_SILOS, ROWS, SeenData, chance, rows_of_several
 from ekiden.data.spelling import numbered_from_two
 from ekiden.data.tasks import Classification, MultiLabel, Segmentation, Survival
 

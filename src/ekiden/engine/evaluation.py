@@ -21,8 +21,7 @@ from ekiden.engine.ranked import Wanted
 from ekiden.engine.transport import Transport
 from ekiden.engine.worker import Worker
 from ekiden.training import fit as fitting
-from ekiden.training.elastic import adapted
-from ekiden.training.network import Network
+from ekiden.training.network import Network, adapted
 from ekiden.training.weights import Weights, distance, mean
 
 EvaluateOn = Literal["all", "own"]  # Test data for personal models: all of it, or only that of the model's own client

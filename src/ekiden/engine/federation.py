@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ekiden.base.errors import UserError, unknown
-from ekiden.base.modular import Masked
-from ekiden.base.seeds import derive
-from ekiden.base.settings import Hardware, Training
+from ekiden.base.settings import Hardware, Training, derive
+from ekiden.base.sums import Masked
 from ekiden.data.augment import normalise
 from ekiden.data.samples import Dataset
 from ekiden.data.tasks import Task

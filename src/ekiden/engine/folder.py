@@ -41,8 +41,7 @@ from ekiden._version import __version__
 from ekiden.base.checks import made, reading
 from ekiden.base.errors import UserError, listed
 from ekiden.base.files import disk_error, hold_lock, read_regular, safetensors_chunks, with_digest, write
-from ekiden.base.seeds import seeded
-from ekiden.base.settings import Hardware, Training
+from ekiden.base.settings import Hardware, Training, seeded
 from ekiden.data.samples import ClientData, Samples, Subset
 from ekiden.engine import wire
 from ekiden.engine.method import State

@@ -24,8 +24,7 @@ from ekiden import models
 from ekiden.base.checks import require
 from ekiden.base.errors import UserError
 from ekiden.base.files import Damaged, read_tensors
-from ekiden.base.seeds import derive, seeded
-from ekiden.base.settings import Hardware
+from ekiden.base.settings import Hardware, derive, seeded
 from ekiden.data import kinds
 from ekiden.data.kinds import Inputs
 from ekiden.data.samples import ClientData, FederatedData, Sizes, Subset, held_by
@@ -37,8 +36,7 @@ from ekiden.engine.wire import EVERYONE, SERVER
 from ekiden.engine.worker import Setup, Worker
 from ekiden.models.split import Widened, check_part, freeze, parse_part
 from ekiden.training import frozen, private
-from ekiden.training.elastic import adapted
-from ekiden.training.network import Network
+from ekiden.training.network import Network, adapted
 from ekiden.training.weights import Weights
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ekiden.base.errors import UserError
-from ekiden.base.modular import Masked, Packed, Shared, bits_of, digest, narrowed, wide
+from ekiden.base.sums import Masked, Packed, Shared, bits_of, digest, narrowed, wide
 from ekiden.engine import wire
 from ekiden.engine.wire import EVERYONE, Ref
 from ekiden.training.fit import Work

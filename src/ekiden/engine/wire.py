@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ekiden.base.errors import UserError
 from ekiden.base.files import DTYPES, safetensors_chunks
-from ekiden.base.modular import Masked
+from ekiden.base.sums import Masked
 
 T_co = TypeVar("T_co", covariant=True)
 SERVER = "server"

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ekiden.base.errors import UserError
-from ekiden.base.modular import Masked
-from ekiden.base.seeds import derive
-from ekiden.base.settings import Hardware, Training
+from ekiden.base.settings import Hardware, Training, derive
+from ekiden.base.sums import Masked
 from ekiden.data.samples import ClientData, Dataset, Subset
 from ekiden.data.tasks import Scores, Task
 from ekiden.engine import wire

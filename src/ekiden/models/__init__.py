@@ -10,7 +10,7 @@ from ekiden.base.errors import UserError, unknown
 from ekiden.data.kinds import Inputs, Table, Tokens
 from ekiden.data.kinds.arrays import SHORTEST
 from ekiden.data.tasks import Segmentation, Task
-from ekiden.models import images, pretrained, scattering
+from ekiden.models import images, pretrained
 from ekiden.models.pretrained import LITE, is_pretrained, load_weights, located, located_file
 from ekiden.models.split import Split, SplitNetwork
 from ekiden.models.tables_and_texts import linear, table_mlp, table_transformer, text_mean, text_transformer
@@ -55,7 +55,7 @@ _NETWORKS: dict[str, tuple[_Builder, int]] = {
     "resnet18": (images.resnet18, 1),
     "resnet18_gn": (images.resnet18_gn, 1),
     "vgg11": (images.vgg11, 32),
-    "scattering": (scattering.scattering, 16),
+    "scattering": (images.scattering, 16),
     "cnn_signal": (images.cnn_signal, 0),
 }
 

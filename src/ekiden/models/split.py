@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden.base.errors import UserError
-from ekiden.base.seeds import derive, seeded
+from ekiden.base.settings import derive, seeded
 
 
 class Split(Protocol):

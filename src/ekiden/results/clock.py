@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ekiden.base.checks import Checked, CountOrZero, NonNegative, Positive, made, reading
 from ekiden.base.errors import UserError, unknown
-from ekiden.base.seeds import derive
+from ekiden.base.settings import derive
 from ekiden.engine.folder import PassesOf, TaskPasses
 from ekiden.engine.transport import Transfer
 from ekiden.engine.wire import SERVER

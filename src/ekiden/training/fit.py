@@ -20,8 +20,7 @@ from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 from ekiden.base.errors import UserError
-from ekiden.base.seeds import derive
-from ekiden.base.settings import Hardware, Training, batches
+from ekiden.base.settings import Hardware, Training, batches, derive
 from ekiden.data.samples import Subset
 from ekiden.data.tasks import Scores, Task
 from ekiden.training.feed import Feed

@@ -7,7 +7,7 @@ import torch
 from torch import Generator, Tensor
 
 from ekiden.base.errors import UserError
-from ekiden.methods.gossip.blocks.topology import (
+from ekiden.methods.gossip.topology import (
     adjacency,
     check,
     check_mixing,

@@ -24,7 +24,7 @@ from ekiden.authoring import (
     UserError,
     Weights,
 )
-from ekiden.base.modular import FRACTION, fixed, real
+from ekiden.base.sums import FRACTION, fixed, real
 from ekiden.engine.method import HasModel
 from ekiden.methods.blocks.combining import Rule, clipped, combine, refuse
 from ekiden.training.fit import kept

@@ -29,7 +29,7 @@ from ekiden.authoring import (
     on_client,
     require,
 )
-from ekiden.base.seeds import seeded
+from ekiden.base.settings import seeded
 from ekiden.data.tasks import Need
 from ekiden.engine.federation import in_order
 from ekiden.methods.blocks.distillation import Distillation, Form, Invent, scrambled

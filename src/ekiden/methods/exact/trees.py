@@ -29,8 +29,8 @@ from ekiden.authoring import (
     on_client,
     require,
 )
-from ekiden.base.modular import fixed, real
-from ekiden.base.seeds import derive
+from ekiden.base.settings import derive
+from ekiden.base.sums import fixed, real
 from ekiden.data.tasks import Classification, MultiLabel
 from ekiden.engine.federation import in_order
 from ekiden.models.tables_and_texts import Indicators, Linear, linear

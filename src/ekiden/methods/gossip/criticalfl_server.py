@@ -28,8 +28,8 @@ from ekiden.authoring import (
 )
 from ekiden.engine import wire
 from ekiden.methods.blocks.rounds import at_server, last_iterate, local_training, participants
-from ekiden.methods.gossip.blocks.masks import pack, unpack
 from ekiden.methods.gossip.criticalfl import CriticalPeriods, Squares, due, resize
+from ekiden.methods.gossip.dispfl import pack, unpack
 
 
 class Upload(NamedTuple):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ekiden.authoring import BelowOne, Client, Count, Fed, Fraction, Model, Ref, State, Weights, mean, on_client
 from ekiden.methods.blocks.rounds import PersonalMethod, every_round, own_models, training_of
-from ekiden.methods.gossip.blocks import topology
+from ekiden.methods.gossip import topology
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from ekiden.authoring import Client, Count, Fed, Fraction, Model, NonNegative, State, Weights, mean, on_client
 from ekiden.methods.blocks.rounds import PersonalMethod, own_models, training_of
-from ekiden.methods.gossip.blocks import topology
+from ekiden.methods.gossip import topology
 from ekiden.methods.gossip.dfedavgm import gossip
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, NamedTuple
 
 from ekiden.authoring import Client, Count, Fed, Fraction, OwnSamples, Size, State, Weights, mean, on_client
 from ekiden.methods.blocks.rounds import PersonalMethod, every_round, own_models, training_of
-from ekiden.methods.gossip.blocks import topology
+from ekiden.methods.gossip import topology
 
 BY_SERVER = "server"
 

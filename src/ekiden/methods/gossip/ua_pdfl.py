@@ -27,7 +27,7 @@ from ekiden.authoring import (
     on_client,
 )
 from ekiden.methods.blocks.rounds import PersonalMethod, own_models, training_of
-from ekiden.methods.gossip.blocks import topology
+from ekiden.methods.gossip import topology
 
 Divergence = Literal["jeffreys", "js"]
 

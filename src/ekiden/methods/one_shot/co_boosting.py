@@ -28,7 +28,7 @@ from ekiden.authoring import (
     Work,
     on_client,
 )
-from ekiden.base.seeds import seeded
+from ekiden.base.settings import seeded
 from ekiden.engine import wire
 from ekiden.methods.one_shot.blocks.ensemble import Distilled, SampleGenerator, as_made, batches, softened, synthesise
 from ekiden.training.fit import kept

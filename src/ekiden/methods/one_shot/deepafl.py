@@ -27,8 +27,8 @@ from ekiden.authoring import (
     Weights,
     on_client,
 )
-from ekiden.base.modular import fixed, real
-from ekiden.base.seeds import derive
+from ekiden.base.settings import derive
+from ekiden.base.sums import fixed, real
 from ekiden.data.tasks import Need
 from ekiden.models.split import SplitNetwork
 from ekiden.training.network import Network, fresh, trial

@@ -26,7 +26,7 @@ from ekiden.authoring import (
     mean,
     on_client,
 )
-from ekiden.base.seeds import seeded
+from ekiden.base.settings import seeded
 from ekiden.engine import wire
 from ekiden.methods.one_shot.blocks.ensemble import (
     Distilled,

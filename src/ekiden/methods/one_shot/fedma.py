@@ -27,8 +27,7 @@ from ekiden.authoring import (
 )
 from ekiden.methods.blocks.combining import Init, Trained
 from ekiden.methods.one_shot.blocks.matching import Matching, Process, class_shares, match
-from ekiden.training.elastic import Elastic, Form, adapted, assemble, check, matrices
-from ekiden.training.network import Network
+from ekiden.training.network import Elastic, Form, Network, adapted, assemble, check, matrices
 
 
 class FirstLayer(NamedTuple):

@@ -35,8 +35,7 @@ from ekiden.authoring import (
 )
 from ekiden.models.split import as_split
 from ekiden.training import frozen
-from ekiden.training.elastic import Dense, resize
-from ekiden.training.network import Network, fresh, trial
+from ekiden.training.network import Dense, Network, fresh, resize, trial
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,8 +23,7 @@ from ekiden.authoring import (
 )
 from ekiden.methods.blocks.combining import Init, OneShot, Trained
 from ekiden.methods.one_shot.blocks.matching import Process, class_shares, match
-from ekiden.training.elastic import Elastic, Form, assemble, check, matrices
-from ekiden.training.network import Network
+from ekiden.training.network import Elastic, Form, Network, assemble, check, matrices
 
 
 @dataclass(frozen=True)

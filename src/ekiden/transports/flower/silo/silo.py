@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ekiden.base.errors import PrivateError, UserError
 from ekiden.base.files import Damaged, is_held, marked, verified, write
-from ekiden.base.modular import Masked
+from ekiden.base.sums import Masked
 from ekiden.data.curves import Followed
 from ekiden.data.kinds import terms as terms_of
 from ekiden.data.samples import Subset
@@ -30,8 +30,7 @@ from ekiden.engine.wire import EVERYONE, SERVER, Encoded, Ref
 from ekiden.engine.worker import Job, Outcome, Worker
 from ekiden.methods import FedGram
 from ekiden.training import fit as fitting
-from ekiden.training.elastic import adapted
-from ekiden.training.network import Network
+from ekiden.training.network import Network, adapted
 from ekiden.training.private import DP
 from ekiden.training.weights import Weights
 from ekiden.transports.flower.silo import approval, participation, policy

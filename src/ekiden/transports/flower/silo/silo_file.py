@@ -37,10 +37,10 @@ from ekiden.data import schema as schemas
 from ekiden.data.agreement import read_agreed
 from ekiden.data.assemble import AskedData, assemble
 from ekiden.data.columns import listed
-from ekiden.data.copies import fingerprints
 from ekiden.data.holdings import hold
 from ekiden.data.moments import ColumnSums, told_by
 from ekiden.data.samples import Subset
+from ekiden.data.seen import fingerprints
 from ekiden.data.targets import in_order
 from ekiden.data.tasks import Classification, LanguageModelling, terms
 from ekiden.data.tasks.base import IGNORED

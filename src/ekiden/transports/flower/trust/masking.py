@@ -23,7 +23,7 @@ import numpy as np
 
 from ekiden.base.errors import UserError
 from ekiden.base.files import write_once
-from ekiden.base.modular import Masked
+from ekiden.base.sums import Masked
 from ekiden.engine import wire
 from ekiden.engine.method import Method
 from ekiden.engine.transport import opened, summands

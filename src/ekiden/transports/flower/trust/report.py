@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ekiden.base.modular import Masked
+from ekiden.base.sums import Masked
 from ekiden.data.tasks import Scores, Task
 from ekiden.engine import subgroups
 from ekiden.engine.counting import FIXED, Care, Counting, counting_of

@@ -1,1 +1,0 @@
-"""What several methods of this family share."""
