@@ -15,7 +15,7 @@ import reprlib
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache, wraps
 from inspect import signature
@@ -330,7 +330,7 @@ def reading(what: str, reader: str = "the version of Ekiden that wrote it") -> I
 
 def plain(record: Any) -> dict[str, Any]:
     """Return the fields of a dataclass as plain values."""
-    return {name: _as_read(value) for name, value in asdict(record).items()}
+    return {field.name: _as_read(getattr(record, field.name)) for field in fields(record)}
 
 
 def _as_read(value: Any) -> Any:
@@ -341,7 +341,7 @@ def _as_read(value: Any) -> Any:
         case list() | tuple():
             return [_as_read(one) for one in value]
         case _:
-            return value
+            return plain(value) if is_dataclass(value) else value
 
 
 def _path(table: str, name: str) -> str:

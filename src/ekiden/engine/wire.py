@@ -297,7 +297,7 @@ class _Reader:
             or set(parts) != set(field_names(record))
         ):
             raise _other(record)
-        hints = get_type_hints(record)
+        hints = _field_types(record)
         values = {name: self.read(part, hints[name]) for name, part in parts.items()}
         try:
             return record(**values)
@@ -350,3 +350,9 @@ def field_names(record: type) -> Sequence[str]:
     if dataclasses.is_dataclass(record):
         return [f.name for f in dataclasses.fields(record)]
     return typing.cast(Sequence[str], getattr(record, "_fields", ()))
+
+
+@cache
+def _field_types(record: type) -> Mapping[str, Any]:
+    """Return the types of the fields of a dataclass or NamedTuple. To find them takes longer than to read a record."""
+    return get_type_hints(record)
