@@ -413,6 +413,12 @@ DEFENCES = {
         "elif self._known == 0 and not",
         "tests/transports/test_link.py::test_a_body_is_not_read_before_a_registered_silo_signed",
     ),
+    "folders of others lead to no SuperLink": (
+        "cli/silos.py",
+        "if not outside.trusts_text(named):",
+        "if not named:",
+        "tests/transports/test_revised.py::test_a_folder_of_others_leads_to_no_superlink",
+    ),
     "no core files": (
         f"{FLOWER}/supernode.py",
         "    leave_no_core()\n",

@@ -17,6 +17,7 @@ from ekiden.engine.method import Method
 from ekiden.methods import FedGram, FedSeq
 from ekiden.recipe import Recipe
 from ekiden.results.result import Result
+from ekiden.transports.flower import commands
 from ekiden.transports.flower.coordinator import remote_plan, session
 from ekiden.transports.flower.coordinator.verify import verify
 from ekiden.transports.flower.silo import participation
@@ -138,6 +139,58 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
     far(METHOD, FakeNodes(strict), tmp_path / "three", keys)
     with pytest.raises(UserError, match="the run has 2 silos, client-0 allows 3 to"):
         again(remote_plan.without(tmp_path / "three", "client-1"), FakeNodes(strict), tmp_path / "two", keys)
+
+
+def test_a_folder_of_others_leads_to_no_superlink(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither without encryption nor with keys that somebody else has put next to it."""
+    monkeypatch.setenv("EKIDEN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    files, public = with_keys(tmp_path, NAMES)
+    run = tmp_path / "run"
+    far(FedSeq(epochs=1), FakeNodes(files), run, public)
+    submitted: list[str] = []
+
+    def submit(plan: Any, link: Any, *about: Any, **more: Any) -> str:
+        submitted.append(link["link"])
+        return "ended"
+
+    monkeypatch.setattr(commands, "run", submit)
+    monkeypatch.setattr(commands, "stop", lambda number, link, *about: submitted.append(link))
+
+    def refused(words: str) -> str:
+        monkeypatch.setattr("sys.argv", ["ekiden", *words.split()])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == 2
+        return capsys.readouterr().err
+
+    there = {"link": "127.0.0.1:9", "certificate": "", "keys": "", "insecure": True, "run": "7"}
+    hostile: tuple[dict[str, Any], ...] = (
+        {},
+        {"link": "link.example.org:8000"},
+        {"insecure": False, "keys": str(tmp_path / "peers")},
+    )
+    assert "ended" in refused("run fedseq --on flower --link 127.0.0.1:10 --insecure --clients a,b --out mine")
+    assert submitted == ["127.0.0.1:10"]
+    for other in hostile:
+        (run / "link.json").write_text(json.dumps(there | other))
+        for words in ("resume", "forget --client client-1", "join --client new", "evaluate --on flower", "stop"):
+            name, *more = words.split()
+            (line,) = refused(f"{name} {run} {' '.join(more)}").splitlines()
+            assert "nobody has run anything from here like this" in line
+            assert ("WITHOUT encryption" in line) == other.get("insecure", True)
+    assert submitted == ["127.0.0.1:10"]
+    (run / "link.json").write_text(json.dumps(there | {"link": "127.0.0.1:10"}))
+    assert "ended" in refused(f"resume {run}")
+    (run / "link.json").write_text(json.dumps(there))
+    for words in (f"trust {run / 'link.json'}", f"stop {run}"):
+        monkeypatch.setattr("sys.argv", ["ekiden", *words.split()])
+        main()
+    assert submitted == ["127.0.0.1:10", "127.0.0.1:10", "127.0.0.1:9"]
+    assert "does not say how a SuperLink is reached" in refused(f"trust {run / 'config.json'}")
+    assert "neither a Python file nor" in refused(f"trust {run / 'ledger.jsonl'}")
 
 
 @pytest.mark.parametrize(

@@ -47,11 +47,24 @@ def short(name: str) -> str:
 def trust(name: str) -> None:
     """Note that the user named the code in the file of `name`; other names need no trust."""
     if is_file(name):
-        digest = _digest(_path(name))
-        if digest not in _trusted():
-            _list().parent.mkdir(parents=True, exist_ok=True)
-            with _list().open("a", encoding="utf-8") as file:
-                file.write(f"{digest} {_path(name)}\n")
+        _note(_digest(_path(name)), _path(name))
+
+
+def trust_text(text: str, path: Path) -> None:
+    """Note that the user named what this text says; `path` is for who reads the list."""
+    _note(_digest_of(text.encode()), path)
+
+
+def trusts_text(text: str) -> bool:
+    """Whether the user has named what this text says."""
+    return _digest_of(text.encode()) in _trusted()
+
+
+def _note(digest: str, path: Path) -> None:
+    if digest not in _trusted():
+        _list().parent.mkdir(parents=True, exist_ok=True)
+        with _list().open("a", encoding="utf-8") as file:
+            file.write(f"{digest} {path}\n")
 
 
 def trust_all(values: object) -> None:
@@ -176,7 +189,11 @@ def _path(name: str) -> Path:
 
 
 def _digest(path: Path) -> str:
-    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+    return _digest_of(path.read_bytes())
+
+
+def _digest_of(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def _list() -> Path:

@@ -23,10 +23,10 @@ class NewOptions:
 
 @dataclass(frozen=True)
 class TrustOptions:
-    """Allow runs that were made elsewhere to execute a Python file of yours that they name."""
+    """Allow runs that were made elsewhere to execute a Python file of yours, or to reach a SuperLink."""
 
     files: Positional[tuple[Path, ...]]
-    """Python files; each is executed only as long as it stays as it is"""
+    """Python files, each of which is executed only as long as it stays as it is; or RUN/link.json"""
 
 
 def new(options: NewOptions) -> None:
@@ -40,6 +40,13 @@ def new(options: NewOptions) -> None:
 def trust(options: TrustOptions) -> None:
     """`ekiden trust FILE...`."""
     for file in options.files:
+        if file.suffix == ".json":
+            from ekiden.cli import silos  # noqa: PLC0415  (it needs the extra flower)
+
+            say(f"runs may reach {silos.trust(file)}")
+            continue
+        if file.suffix != ".py":
+            raise UserError(f"{file} is neither a Python file nor the link.json of a run: nothing else needs trust")
         outside.trust(f"{file}:")
         say(f"runs that name {file} may execute it, as it is now")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, Literal, TypeAlias
 
+from ekiden.base import outside
 from ekiden.base.checks import Positional, Positive
 from ekiden.base.errors import UserError, counted
 from ekiden.base.files import read_regular, write
@@ -39,6 +40,8 @@ from ekiden.transports.flower.trust.agreement import check_name, read_roster
 from ekiden.transports.flower.trust.masking import MARK, release_text
 
 Place: TypeAlias = Literal["here", "flower"]
+LINK = "link.json"
+"""file in a run folder that says how its SuperLink is reached"""
 
 
 @dataclass(frozen=True)
@@ -369,12 +372,19 @@ def run(kind: type[Method], args: Sequence[str]) -> None:
         raise UserError("say where the silos are: --federation FOLDER, or --clients NAME,NAME,...")
     tracking.check(options.track, options.out)
     folder = launch.free_folder(options.out, f"{kind.title()}-flower-seed{plan.recipe.seed}")
-    link = {
+    link: dict[str, Any] = {
         "link": options.link,
         "certificate": str(options.certificate.absolute()) if options.certificate else "",
         "keys": str(options.keys.absolute()) if options.keys else "",
         "insecure": options.insecure or options.insecure_anywhere,
     }
+    commands.checked(
+        options.link,
+        Security(options.certificate, link["insecure"]),
+        lambda line: None,
+        anywhere=options.insecure_anywhere,
+    )
+    outside.trust_text(_named(link), folder / LINK)
     _submit(plan, folder, link, anywhere=options.insecure_anywhere, track=options.track)
 
 
@@ -407,13 +417,42 @@ def _revise(folder: Path, plan: RemotePlan[Method], out: Path | None, suffix: st
 
 
 def _link(folder: Path) -> dict[str, Any]:
-    """Return how the engine of a run is reached."""
+    """Return how the engine of a run is reached, if the user has reached it like this before."""
     try:
-        link: dict[str, Any] = json.loads(read_regular(folder / "link.json"))
-        _ = [link[name] for name in ("link", "certificate", "keys", "insecure")]
+        link: dict[str, Any] = json.loads(read_regular(folder / LINK))
+        named = _named(link)
     except (OSError, ValueError, LookupError, TypeError):
-        raise UserError(f"{folder / 'link.json'} cannot be read: the run folder is damaged, start a new run") from None
+        raise UserError(f"{folder / LINK} cannot be read: the run folder is damaged, start a new run") from None
+    if not outside.trusts_text(named):
+        raise UserError(
+            f"{folder / LINK} leads to {_words(link)}, where nobody has run anything from here like this: read the "
+            f"file, then `ekiden trust {folder / LINK}` if that is right"
+        )
     return link
+
+
+def _named(link: Mapping[str, Any]) -> str:
+    """Return what decides which SuperLink is reached, and whose word counts there."""
+    return json.dumps([LINK, *(link[name] for name in ("link", "certificate", "keys", "insecure"))])
+
+
+def _words(link: Mapping[str, Any]) -> str:
+    how = (
+        "WITHOUT encryption"
+        if link["insecure"]
+        else f"with the certificate {link['certificate'] or 'of any authority'}"
+    )
+    return f"{link['link']} {how} and the keys {link['keys'] or 'of nobody'}"
+
+
+def trust(file: Path) -> str:
+    """Note that a SuperLink may be reached as a file says, and return that in words."""
+    try:
+        link: dict[str, Any] = json.loads(read_regular(file))
+        outside.trust_text(_named(link), file)
+    except (OSError, ValueError, LookupError, TypeError):
+        raise UserError(f"{file} does not say how a SuperLink is reached") from None
+    return _words(link)
 
 
 def evaluate(
@@ -562,12 +601,11 @@ def stop(options: StopOptions) -> None:
     if options.run.isdigit() and not Path(options.run).is_dir():
         number, (link, security) = options.run, _reached(options)
     else:
-        file = Path(options.run) / "link.json"
         try:
-            values = json.loads(read_regular(file))
+            values = _link(Path(options.run)) if (Path(options.run) / LINK).exists() else {}
             number, link = str(values["run"]), str(values["link"])
             security = Security(Path(values["certificate"]) if values["certificate"] else None, values["insecure"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except KeyError:
             raise UserError(
                 f"{options.run} is neither a number nor the folder of a run between machines: `ekiden ps` lists them"
             ) from None
