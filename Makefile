@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 DEMO := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 DEMO_FLAGS := --data digits --partition dirichlet:0.5 --clients 10 --seeds 0 1 2 --out $(DEMO)
 
-.PHONY: demo hospital picture test slow lint docs links coverage setup
+.PHONY: attacks demo hospital picture test slow lint docs links coverage setup
 
 # The main job on real data: four methods over ten silos. Three train, at equal compute (the teacher of FedTasuki costs a third
 # of an epoch); FedGram does not, and moves as many bytes.
@@ -25,6 +25,10 @@ picture: demo
 # Eight hospitals, processes killed at random, and the bits of a run without faults; some minutes on two cores.
 hospital: setup
 	$(BIN)/python -m benchmarks.hospital
+
+# What attackers read from sums where silos allow it, and by default: the numbers on the page on security.
+attacks: setup
+	HF_HUB_OFFLINE=1 $(BIN)/pytest -q -s $(addprefix tests/transports/test_,crafted_features.py members.py records_in_sums.py)
 
 test: setup lint docs
 	HF_HUB_OFFLINE=1 $(BIN)/pytest -n auto --dist loadgroup -m "not slow"

@@ -85,7 +85,9 @@ def found_in(rows: Tensor, silos: Sequence[str], tolerance: float) -> int:
     """Return how many different images of these silos are among `rows` (m, 64), pixel by pixel."""
     held = torch.cat([images(name) for name in silos]).double()
     near = torch.cdist(held, rows.double(), p=float("inf")).amin(1) if len(rows) else torch.full((1,), 9.0)
-    return int((near < tolerance).sum())
+    found = int((near < tolerance).sum())
+    print(f"{found} of {len(held)} images are read, the nearest to within {float(near.min()):.4f}")
+    return found
 
 
 def rare(self: RandomReLU, x: Tensor, scaling: Any, draw: torch.Generator) -> None:
@@ -563,6 +565,7 @@ def test_all_other_silos_read_images_from_sums_of_more_features_than_samples(wid
     held = torch.nn.functional.normalize(images(NAMES[1]), dim=1)
     alike = torch.nn.functional.normalize(guess.detach(), dim=1) @ held.T
     found = len({int(k) for k in alike.argmax(1)[alike.amax(1) > 0.98]})
+    print(f"{width} features: a search ends at {found} of {len(held)} images")
     members, others = (outside(units(images(name))).sort().values for name in (NAMES[1], NAMES[0]))
     if width > len(held):
         assert found >= 3

@@ -97,13 +97,20 @@ def test_a_damaged_roster_is_one_line(text: str, tmp_path: Path) -> None:
         read_roster(tmp_path / "pipe")
 
 
-def test_silos_come_change_their_keys_and_go(fed: Federation, tmp_path: Path) -> None:
+def test_silos_come_change_their_keys_and_go(
+    fed: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     joined(fed, "a")
     call(["federation", "add", str(fed.folder), str(own_key(tmp_path, "d"))])
     assert federations.read(fed.folder).silos == (*SILOS, "d")
     assert set(joined(fed, "a")) == {"b", "c", "d"}
     old = (fed.keys / "b.pub").read_text()
-    new = keys.generate(tmp_path / "b.key")
+    new, make = tmp_path / "b" / "b.key.pub", ["silo", "keys", str(tmp_path / "b" / "silo.toml")]
+    with pytest.raises(UserError, match="a silo keeps its key; remove the file to make another"):
+        call(make)
+    new.with_suffix("").unlink()
+    call(make)
+    assert "ekiden federation add FOLDER b.pub" in capsys.readouterr().out
     call(["federation", "rotate", str(fed.folder), str(new)])
     assert keys.same((fed.keys / "b.pub").read_text(), new.read_text())
     assert federations.read(fed.folder).silos == (*SILOS, "d")

@@ -95,6 +95,7 @@ def test_who_has_a_record_knows_whether_it_is_in_sums_of_too_many_features(
     inside = [(part @ basis).norm(dim=1) / part.norm(dim=1) for part in both]
     leverage = [-(part @ basis / s).square().sum(1) for part in both]
     share = max(float((members > others.max()).double().mean()) for members, others in (inside, leverage))
+    print(f"{kind.__name__}, {width} features: {share:.3f} of {len(both[0])} samples are told from all others")
     assert least <= share <= most
 
 
@@ -178,4 +179,5 @@ def test_the_first_silo_and_the_last_find_images_from_fewer_directions_than_samp
         descent.step()
     alike = torch.nn.functional.normalize(guess.detach(), dim=1) @ torch.nn.functional.normalize(x, dim=1).T
     found = len({int(k) for k in alike.argmax(1)[alike.amax(1) > 0.98]})
+    print(f"{width} features, {basis.shape[1]} directions: a search ends at {found} of {len(x)} images")
     assert found >= 3 if width > len(x) else found == 0

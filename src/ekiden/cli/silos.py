@@ -276,7 +276,8 @@ def make_keys(options: KeysOptions) -> None:
     say(f"fingerprint: {keys.fingerprint(keys.read_public(public))}")
     say(
         f"give the public key to the coordinator as {file.name}.pub, who lets the silo in with\n"
-        f"  ekiden silo register {file.name}.pub --link HOST:PORT --certificate ca.crt"
+        f"  ekiden federation add FOLDER {file.name}.pub\n"
+        "or, if the silo had another key, with rotate instead of add"
     )
 
 

@@ -438,7 +438,7 @@ def is_running(federation: Federation) -> bool:
     return _taken("127.0.0.1", federation.control_port)
 
 
-def _await_port(process: subprocess.Popen[bytes], port: int, seconds: float = 120) -> None:
+def _await_port(process: subprocess.Popen[bytes], port: int, seconds: float = 600) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end and process.poll() is None:
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
