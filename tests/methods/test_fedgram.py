@@ -340,6 +340,7 @@ def test_images_too_small_for_patches_get_random_units() -> None:
         ({"ridge": float("nan")}, "ridge"),
         ({"patch": ""}, r"patch '' is not a size of patches: write 6, or several as in 5,8"),
         ({"patch": "6,"}, "is not a size of patches"),
+        ({"bytes": "own"}, "bytes own is for the features of a given network"),
         ({"head": "qda"}, "head 'qda' is unknown"),
         ({"candidates": 0}, "candidates 0 is out of range"),
         ({"candidates": 2, "dictionary": "all"}, "candidates chooses among patches of the first client"),
@@ -359,6 +360,8 @@ def test_refuses_what_does_not_fit() -> None:
     with pytest.raises(UserError, match="has 8 features, and bytes leaves room for 7"):
         network(FedGram(features="network", bytes="327B"))
     assert cast(nn.Linear, network(FedGram(features="network", bytes="328B")).module.head).in_features == 8
+    assert cast(nn.Linear, network(FedGram(features="network", bytes="own")).module.head).in_features == 8
+    assert cast(nn.Linear, network(FedGram(features="network", bytes="own", width=9)).module.head).in_features == 9
     with pytest.raises(UserError, match="name each of the 2 clients once"):
         go(silos([torch.arange(60, 300)]), replace(METHOD, order="client-0"))
 

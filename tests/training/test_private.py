@@ -17,6 +17,7 @@ from ekiden.methods import METHODS, FedAvg, FedSeq
 from ekiden.recipe import Recipe
 from ekiden.training.network import Network
 from ekiden.training.private import (
+    ROUNDED,
     Mechanism,
     Noise,
     Spent,
@@ -24,6 +25,7 @@ from ekiden.training.private import (
     clipped_sum,
     composed,
     epsilon_of,
+    epsilon_of_gaussian,
     noise_for,
     planned,
 )
@@ -47,8 +49,11 @@ def test_the_accountant_agrees_with_another(
     noise: float, rate: float, steps: int, delta: float, renyi: float, exact: float
 ) -> None:
     found = epsilon_of(noise, rate, steps, delta)
-    assert exact < found < renyi * 1.01
-    assert found > renyi * 0.998  # not smaller: that would promise too much
+    if rate == 1:
+        assert found == pytest.approx(exact, abs=1e-4)
+    else:
+        assert exact < found < renyi * 1.01
+        assert found > renyi * 0.998  # not smaller: that would promise too much
 
 
 def test_the_accountant_agrees_with_the_library_itself() -> None:
@@ -61,13 +66,36 @@ def test_the_accountant_agrees_with_the_library_itself() -> None:
         assert epsilon_of(noise, rate, steps, delta) == pytest.approx(counted.get_epsilon(delta), rel=0.01)
 
 
-def test_one_gaussian_release_is_not_below_its_exact_epsilon() -> None:
-    sigma, delta = 2.0, 1e-5  # Balle and Wang 2018, Theorem 8
-    epsilon = epsilon_of(sigma, 1.0, 1, delta)
-    shift = torch.tensor([0.5, -0.5], dtype=torch.float64) / sigma - epsilon * sigma
-    above, below = torch.special.ndtr(shift).tolist()
-    exact = above - math.exp(epsilon) * below
-    assert exact < delta
+@pytest.mark.parametrize("ratio", [0.01, 0.7, 3.0, 12.0])
+@pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-12])
+def test_the_epsilon_of_gaussian_noise_is_exact_and_rounded_up(ratio: float, delta: float) -> None:
+    from mpmath import erfc, exp, mp, mpf, sqrt
+
+    def exact(epsilon: float) -> Any:
+        e, mu = mpf(epsilon), mpf(ratio)
+        above, below = (erfc(-x / sqrt(2)) / 2 for x in (mu / 2 - e / mu, -mu / 2 - e / mu))
+        return above - exp(e) * below
+
+    with mp.workdps(150):
+        found = epsilon_of_gaussian(ratio, delta)
+        if found:
+            assert exact(found) <= delta * (1 + 1e-6)
+            assert exact(found * (1 - 1e-7)) > delta * (1 - 1e-6)
+        assert found or exact(0) <= delta
+        # gradients over full batches, and releases of one silo, compose like one of them
+        assert epsilon_of(2 / ratio, 1.0, 4, delta) == pytest.approx(found, rel=1e-6)
+
+
+def test_discrete_noise_tells_no_more_than_gaussian_noise_of_a_variance_that_is_smaller_by_three() -> None:
+    """δ of a discrete Gaussian, as a sum over whole numbers: Canonne, Kamath and Steinke 2020, Theorem 7."""
+    numbers = np.arange(-600, 601)
+    for variance in (16**2, 16**2 + 0.5, 30**2):
+        for moved in (1, 5, 16, 40):
+            weights = [np.exp(-((numbers - shift) ** 2) / (2 * variance)) for shift in (0, moved)]
+            p, q = (each / each.sum() for each in weights)
+            for delta in (1e-2, 1e-5, 1e-8):
+                epsilon = epsilon_of_gaussian(moved / math.sqrt(variance - ROUNDED), delta)
+                assert np.maximum(p - math.exp(epsilon) * q, 0).sum() <= delta
 
 
 def test_noise_is_the_least_that_keeps_the_promise() -> None:

@@ -1,6 +1,7 @@
 """Private sums between silos: attacks on the noise by those who know the seed, and by silos that work together."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,8 +83,29 @@ def test_two_of_three_silos_that_know_the_seed_do_not_see_behind_the_noise_of_th
         seeds[str(call)] = Noise(key(SeededNoise(call), 0, None))  # type: ignore[arg-type]
         guess = Draw(seeds[str(call)]).gaussian(victim.gram_noise, len(left)).double() / victim.gram_noise
         assert float((left - guess).std()) > 1.1
-    for file in files:
-        assert len((file.folder / FILE).read_text().splitlines()) == 1
+    lines = [len((file.folder / FILE).read_text().splitlines()) for file in files]
+    assert lines == [2, 1, 1]  # the first also tells a mean
+
+
+def test_in_a_star_the_mean_and_the_sums_of_the_first_silo_are_charged_together(tmp_path: Path) -> None:
+    files, public = with_keys(tmp_path, NAMES)
+    star = replace(METHOD, topology="star")
+    assert far(star, FakeNodes(files), tmp_path / "run", public, dp=PROMISE).weights is not None
+    lines = [[json.loads(line) for line in (file.folder / FILE).read_text().splitlines()] for file in files]
+    assert list(map(len, lines)) == [2, 1, 1]
+    told = math.hypot(*(1 / line["noise"] for line in lines[0]))
+    assert told == pytest.approx(1 / planned_sums(DP(2.0, 1e-4), 100, "it").noise)
+
+
+def test_a_mean_of_another_shape_is_refused(tmp_path: Path) -> None:
+    file = silo_file(tmp_path, "client-0", '[limits]\nmethods = ["fedgram"]\n')
+    agreed = terms(METHOD)
+    agreed = replace(agreed, recipe=replace(agreed.recipe, dp=PROMISE))
+    first = handed(silo_file(tmp_path / "other", "client-0", '[limits]\nmethods = ["fedgram"]\n'), add(agreed))
+    for centre in (torch.zeros(19, dtype=torch.int8), torch.zeros(20)):
+        crafted = first._replace(settled=(*first.settled[:-1], centre))
+        assert "the mean of features received is not one" in said(file, add(agreed, crafted))
+    assert not (file.folder / FILE).exists()
 
 
 def add(agreed: Any, before: Handoff | None = None) -> bytes:
@@ -112,7 +134,7 @@ def test_a_silo_gives_noisy_sums_once_and_the_same_again(tmp_path: Path) -> None
     assert isinstance(again.sums.gram, Tensor)
     assert torch.equal(first.sums.gram, again.sums.gram)
     assert "as often as epsilon 2 allows" in said(file, add(agreed, first))  # with other noise, both together
-    assert len((file.folder / FILE).read_text().splitlines()) == 1
+    assert len((file.folder / FILE).read_text().splitlines()) == 2  # a mean and sums, each once
 
 
 class Fewer(FakeNodes):

@@ -20,7 +20,18 @@ from ekiden.training import frozen
 from ekiden.training.feed import Feed
 from ekiden.training.fit import Bench, Journal, Loss, Objective, Penalty, TaskLoss, Work
 from ekiden.training.network import Network, fresh
-from ekiden.training.private import DP, Keeper, Mechanism, Noise, Release, Spent, planned, planned_sums
+from ekiden.training.private import (
+    DP,
+    Keeper,
+    Mechanism,
+    Noise,
+    Release,
+    Spent,
+    of_centre,
+    of_sums,
+    planned,
+    planned_sums,
+)
 from ekiden.training.weights import Layout, Part, Weights
 
 A = TypeVar("A", bound=wire.Addable)
@@ -136,7 +147,7 @@ class Client:
         self._data = data
         self._privacy = privacy
         self._releases = releases
-        self._released: Release | None = None
+        self._released: list[Spent] = []  # what the task's releases tell; the mean, then the sums
         self.classes = bench.feed.dataset.outputs
         self.shape = bench.feed.dataset.shape
         self.state = state
@@ -153,7 +164,7 @@ class Client:
     @property
     def data(self) -> ClientData:
         """The client's training, validation and test samples."""
-        if self._privacy is not None and self._released is None:
+        if self._privacy is not None and not self._released:
             raise UserError(f"{self.name}: the task reads samples other than by training, for which --dp has no noise")
         return self._data
 
@@ -248,24 +259,26 @@ class Client:
             self.last_trained = trained
         return trained
 
-    def release(self) -> Release | None:
-        """Return what adds noise to sums over the client's samples; None without dp.
+    def release(self, *, centre: bool = False) -> Release | None:
+        """Return what adds noise to sums over the client's samples, or to the mean of its features; None without dp.
 
-        With it the task can read samples, and gives nothing that depends on them but these sums.
+        With it the task can read samples, and gives nothing that depends on them but these sums, or this mean.
         """
         if self._privacy is None:
             return None
         dp, plan, keeper = self._privacy
-        if not self._releases or self._released is not None:
+        spent = (of_centre if centre else of_sums)(plan)
+        if not self._releases or spent in self._released:
             raise UserError(f"{self.name}: the task gives sums for which --dp has no noise")
-        self._released = Release(dp, plan, Noise(keeper.key(0, plan, note=False)))
-        return self._released
+        self._released.append(spent)
+        return Release(dp, plan, Noise(keeper.key(0 if centre else 1, spent, note=False)))
 
     def note(self) -> None:
         """Note that sums with noise are spent, at the end of a task: if it is refused before, nothing left."""
-        if self._privacy is not None and self._released is not None:
+        if self._privacy is not None:
             _, plan, keeper = self._privacy
-            keeper.key(0, plan)
+            for spent in self._released:
+                keeper.key(0 if spent == of_centre(plan) else 1, spent)
 
     def accuracy(self, model: Weights, subset: Subset | None = None) -> float:
         """Return the share of right answers of `model` on `subset`, by default the validation data; NaN if it is empty.

@@ -3,9 +3,12 @@
 Two data sets are neighbours if one has one training sample more. Numbers of samples are not secret.
 
 The noise of sums of features is a discrete Gaussian: Clément Canonne, Gautam Kamath, Thomas Steinke: The Discrete
-Gaussian for Differential Privacy. NeurIPS 2020. https://arxiv.org/abs/2004.00010. For sensitivity Δ it has the Rényi
-divergence of a Gaussian of the same σ: αΔ²/(2σ²) (Theorem 14). Silos can share it: Peter Kairouz, Ziyu Liu, Thomas
-Steinke: The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure Aggregation. ICML 2021.
+Gaussian for Differential Privacy. NeurIPS 2020. https://arxiv.org/abs/2004.00010. It tells no more than a Gaussian with
+a variance that is smaller by `ROUNDED` = 3: if a sum with Gaussian noise of variance s² is rounded at random, to a whole
+number z at the distance d with a probability in proportion to exp(-d²/(2·3)), the result is the sum with discrete
+Gaussian noise of variance s² + 3, up to a factor of 1 ± 10^-25 for each number (Chris Peikert: An Efficient and
+Parallel Gaussian Sampler for Lattices. CRYPTO 2010, Theorem 3.1). Silos can share the noise: Peter Kairouz, Ziyu Liu,
+Thomas Steinke: The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure Aggregation. ICML 2021.
 https://arxiv.org/abs/2102.06387. The sum of h shares is not quite a discrete Gaussian: its divergence differs by less
 than exp(-π²σ²) for each number, with the σ of a share. `_LEAST` makes that less than 10^-1000.
 """
@@ -13,7 +16,7 @@ than exp(-π²σ²) for each number, with the σ of a share. `_LEAST` makes that
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Annotated, Any, Protocol
 
@@ -152,17 +155,44 @@ def composed(parts: Sequence[Spent], delta: float) -> float:
     if any(part.noise == 0 for part in parts):
         return math.inf
     each = [part.steps * _renyi(part.noise, part.rate) for part in parts]
-    return epsilon_of_renyi(np.sum(each, axis=0), delta)
+    bounded = epsilon_of_renyi(np.sum(each, axis=0), delta)
+    if any(part.rate < 1 for part in parts):
+        return bounded
+    return min(bounded, epsilon_of_gaussian(math.sqrt(sum(part.steps / part.noise**2 for part in parts)), delta))
 
 
 def epsilon_of(noise: float, rate: float, steps: int, delta: float) -> float:
-    """Return ε of the Poisson-subsampled Gaussian mechanism after `steps`, by its Rényi divergence.
+    """Return ε of the Poisson-subsampled Gaussian mechanism after `steps`: by its Rényi divergence, or exactly if q = 1.
 
     Ilya Mironov, Kunal Talwar, Li Zhang: Rényi Differential Privacy of the Sampled Gaussian Mechanism. 2019.
     https://arxiv.org/abs/1908.10530. From Rényi to (ε, δ): Clément Canonne, Gautam Kamath, Thomas Steinke: The Discrete
     Gaussian for Differential Privacy. NeurIPS 2020, Proposition 12. https://arxiv.org/abs/2004.00010.
     """
     return composed([Spent(noise, rate, steps)], delta)
+
+
+def epsilon_of_gaussian(ratio: float, delta: float) -> float:
+    """Return ε at δ of Gaussian noise, given `ratio` μ = Δ/σ: δ = Φ(μ/2 - ε/μ) - exp(ε)·Φ(-μ/2 - ε/μ), rounded up.
+
+    Borja Balle, Yu-Xiang Wang: Improving the Gaussian Mechanism for Differential Privacy. ICML 2018, Theorem 8.
+    https://arxiv.org/abs/1805.06530. Several releases, each chosen after the others, are as one with μ² = Σ μ_i²: Jinshuo
+    Dong, Aaron Roth, Weijie Su: Gaussian Differential Privacy. JRSS B 2022, Corollary 2. https://arxiv.org/abs/1905.02383.
+    """
+
+    def tells_more(epsilon: float) -> bool:
+        near, far = torch.special.log_ndtr(
+            torch.tensor([ratio / 2 - epsilon / ratio, -ratio / 2 - epsilon / ratio], dtype=torch.float64)
+        ).tolist()
+        rest = min(epsilon + far - near, 0.0)
+        return bool(rest < 0 and near + math.log(-math.expm1(rest)) > math.log(delta))
+
+    if not tells_more(0):
+        return 0.0
+    low, high = 0.0, ratio * (ratio / 2 + math.sqrt(-2 * math.log(delta)))  # above it Φ(μ/2 - ε/μ) is less than δ
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if tells_more(middle) else (low, middle)
+    return high
 
 
 def epsilon_of_renyi(renyi: Values, delta: float) -> float:
@@ -340,8 +370,11 @@ def check_training(training: Training) -> None:
         raise UserError("--dp counts one gradient a step, and sam takes two: choose --optimizer sgd or adam")
 
 
-_SHARES = (0.69, 0.3, 0.01)  # parts of 1/σ² that go to products, class sums and counts
+_SHARES = (0.68, 0.3, 0.01)  # parts of 1/σ² that go to products, class sums and counts
+_CENTRE = 0.01  # the part of 1/σ² that goes to the mean of one client's features, which all subtract
+_HIDDEN = 0.2  # the largest part of the squared length of this mean that may be noise
 _LEAST, _MOST = 16, 2**28
+ROUNDED = 3  # what is taken from a discrete Gaussian's variance to compare it with a Gaussian
 _ROOM = 0.5  # features for which the noise's largest eigenvalue is about as large as a usual one of the sums
 _UNIT = LARGEST / 4  # of `clip`, for each feature
 Whole = np.ndarray[Any, np.dtype[np.int64]]
@@ -355,6 +388,16 @@ def planned_sums(dp: DP, samples: int, where: str) -> Spent:
     """
     check_delta(dp, samples, where)
     return Spent(noise_for(dp.epsilon, dp.delta, 1.0, 1), 1.0, 1)
+
+
+def of_centre(plan: Spent) -> Spent:
+    """Return what the mean of a client's features tells, of all that its release may tell."""
+    return replace(plan, noise=plan.noise / math.sqrt(_CENTRE))
+
+
+def of_sums(plan: Spent) -> Spent:
+    """Return what the sums tell without the mean."""
+    return replace(plan, noise=plan.noise / math.sqrt(1 - _CENTRE))
 
 
 def check_honest(dp: DP | None, clients: Sequence[object]) -> None:
@@ -373,28 +416,47 @@ def width_for(dp: DP, samples: int) -> int:
 
 @dataclass(frozen=True)
 class Release:
-    """One release of a client's sums.
+    """One release of a client's sums, and of the mean of its features if no other client gave one before.
 
     The vector that one sample adds is (φφᵀ above and on the diagonal, φ in the row of its class, 1 in its count). Its
-    parts have norms of at most √((C⁴ + C²·127²)/2), C and 1, where C bounds ‖φ‖. Each has noise of its own, and the
-    three Rényi divergences add up to that of `spent`.
+    parts have norms of at most √((C⁴ + C²·127²)/2), C and 1, where C bounds ‖φ‖. Each has noise of its own. The inverse
+    squares of noise by norm, with that of the mean, add up to that of `spent`: Gaussians compose so, also if the later
+    one depends on the earlier one, as the sums depend on the mean.
     """
 
     dp: DP  # the promise
-    spent: Spent  # what the release tells
-    noise: Noise  # the client's random numbers
+    spent: Spent  # what the sums and the mean tell together
+    noise: Noise  # the client's random numbers, for the sums or for the mean
 
     def deviations(self, width: int) -> tuple[int, int, int]:
         """Return the standard deviations of one client's noise for products, class sums and counts."""
         square = bound(self.dp, width)
         each = (math.sqrt(square * (square + min(square, LARGEST**2)) / 2), math.sqrt(square), 1.0)
-        found = [
-            math.ceil(self.spent.noise * norm / math.sqrt(share * self.dp.honest))
-            for norm, share in zip(each, _SHARES, strict=True)
-        ]
-        if max(found) > _MOST:
+        found = [self._deviation(norm, share, self.dp.honest, width) for norm, share in zip(each, _SHARES, strict=True)]
+        return found[0], found[1], found[2]
+
+    def _deviation(self, norm: float, share: float, honest: int, width: int) -> int:
+        """Return σ of one of `honest` clients whose noise together hides a part of this norm with its share."""
+        found = math.ceil(math.sqrt((self.spent.noise**2 * norm**2 / share + ROUNDED) / honest))
+        if found > _MOST:
             raise UserError(f"--dp epsilon={self.dp.epsilon:g} needs too much noise for {width} features: lower clip")
-        return max(found[0], _LEAST), max(found[1], _LEAST), max(found[2], _LEAST)
+        return max(found, _LEAST)
+
+    def centre(self, blocks: Iterable[tuple[Tensor, Tensor]], width: int) -> Tensor:
+        """Return (D,) int8, the noisy mean of features (b, D); 0 if much of it is noise, as for few samples.
+
+        Features are clipped as with `clip` = 1, so that the mean has its full length. The client alone adds all of its
+        noise. Numbers of samples are not secret.
+        """
+        square, total, n = bound(replace(self.dp, clip=1.0), width), torch.zeros(width, dtype=torch.int64), 0
+        for phi, _ in blocks:
+            total += centred_clipped(phi, square).sum(0).long().cpu()
+            n += len(phi)
+        sigma = self._deviation(math.sqrt(square), _CENTRE, 1, width)
+        told = (total + Draw(self.noise).gaussian(sigma, width)).double()
+        if width * sigma**2 > _HIDDEN * float(told.square().sum()):
+            return torch.zeros(width, dtype=torch.int8)
+        return (told / n).round().clamp(-LARGEST, LARGEST).to(torch.int8)
 
     def sums(
         self, blocks: Iterable[tuple[Tensor, Tensor]], classes: int, width: int, device: torch.device

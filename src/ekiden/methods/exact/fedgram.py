@@ -26,6 +26,7 @@ from ekiden.authoring import (
 from ekiden.base.sums import FULL, LEAST, AnySums, NoisySums, Rounding
 from ekiden.methods.exact.blocks import gaussian_heads as heads
 from ekiden.methods.exact.blocks.fixed_features import (
+    OWN,
     FixedFeatures,
     Settled,
     features_of,
@@ -107,7 +108,7 @@ class FedGram(FixedFeatures):
     more features fit into `bytes`"""
     samples: Annotated[int, Range(least=0, most=10**9)] = 0
     """n, expected number of training samples of all clients, rather too many than too few; needed with fewer than 32
-    `bits`, and with `--dp` unless there is a `width`, which then follows from n and ε"""
+    `bits`, and with `--dp` for features of no network unless there is a `width`, which then follows from n and ε"""
     ridge: NonNegative = 0.0
     """λ/n of ridge regression; 0: by generalised cross-validation"""
     shrink: BelowOne = 0.05
@@ -158,6 +159,8 @@ class FedGram(FixedFeatures):
                 raise UserError(f"--dp adds noise to one sum of fedgram, and {option} would show more: {instead}")
         if self.width:
             return self
+        if self.of_network:
+            return replace(self, bytes=OWN) if self.bytes == "M" else self
         if not self.samples:
             raise UserError(
                 "--dp needs --samples, the training samples of all clients, for the number of features; or --width"
@@ -244,17 +247,23 @@ class FedGram(FixedFeatures):
         if self.dictionary == "all" and moments is None:
             raise UserError("--dictionary=all lost the moments of all clients' patches: start the run again")
         features = self.settled_by(client, model, moments and moments.parts)
-        return features.tell()
+        told = features.tell()
+        if release := client.release(centre=True):
+            with torch.no_grad():
+                told = (*told, release.centre(self._blocks(client, features), features.width))
+        return told
 
     @on_client
     def measure(self, client: Client, model: Weights, settled: Settled, before: AnySums | None) -> AnySums:
         """Add the sums over the client's samples to those received."""
-        features = self.adopted(client, model, settled)
         if release := client.release():  # `min_active` leaves none out, which would show some
+            features = self.adopted(client, model, settled[:-1])
+            centre = centre_of(settled, features.width).to(client.unit())
             with torch.no_grad():
-                blocks = ((features(x), y) for x, y in client.batches(shuffle=False))
+                blocks = ((phi - centre, y) for phi, y in self._blocks(client, features))
                 noisy: AnySums = release.sums(blocks, client.classes, features.width, client.unit().device)
                 return client.added(before, noisy, settled)
+        features = self.adopted(client, model, settled)
         rounding = Rounding.within(self.bits, self.samples, features.variance) if self.bits < FULL else None
         return client.added(before, self._own_sums(client, features, rounding), settled)
 
@@ -286,10 +295,13 @@ class FedGram(FixedFeatures):
 
     def solved(self, network: nn.Module, totals: Handoff, task: Task) -> Weights:
         """Return `network` with the features and the classifier of the totals, as weights."""
-        features_of(network).adopt(totals.settled)
+        features, settled = features_of(network), totals.settled
         m = heads.moments(totals.sums, task.unit)
-        if not isinstance(totals.sums, NoisySums):  # with noise, `min_active` leaves nothing out
+        if isinstance(totals.sums, NoisySums):  # with noise, `min_active` leaves nothing out
+            m, settled = m.around(centre_of(settled, features.width)), settled[:-1]
+        else:
             self.check_classes(m.targets, task)
+        features.adopt(settled)
         match self.head:
             case "ridge":
                 head = heads.ridge(m, self.ridge)
@@ -311,6 +323,10 @@ class FedGram(FixedFeatures):
     def complete(self, state: Summing) -> bool:
         """Return whether all is there, including personal heads if they are wanted."""
         return state.model is not None and bool(state.personal) >= self.personal
+
+    def _blocks(self, client: Client, features: WholeFeatures) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return features (b, D) and labels (b,) of the client's training samples, in stored order."""
+        return ((features(x), y) for x, y in client.batches(shuffle=False))
 
     def _own_sums(self, client: Client, features: WholeFeatures, rounding: Rounding | None = None) -> AnySums:
         """Return the sums over the client's own samples, exact or rounded."""
@@ -338,7 +354,7 @@ class FedGram(FixedFeatures):
     def cost(self, clients: int, model: Size) -> int:
         """(N - 1)·(2D(D + 1) + 4KD + 8K + S); 8(K + 1)D + 16K + 8 instead of 4KD + 8K unless labels are classes.
 
-        With `--dp` 32 bytes more. With b < 32 bits, ⌈b·D(D - 1)/16⌉ + 4D + 24 instead of 2D(D + 1).
+        With `--dp` D + 32 bytes more. With b < 32 bits, ⌈b·D(D - 1)/16⌉ + 4D + 24 instead of 2D(D + 1).
 
         S is what is settled: for F filters of patches F·(Cp² + 4) + 8C + 4D, for u random units of d numbers 8d + 4u,
         for Fourier features 8d + 4.
@@ -358,6 +374,14 @@ class FedGram(FixedFeatures):
         if star:
             return clients * each + (clients + 1) * moments
         return (clients - 1) * each + (clients * moments if clients > 1 else 0)
+
+
+def centre_of(settled: Settled, width: int) -> Tensor:
+    """Return the mean (D,) that is subtracted from features before noise is added, which comes last in `settled`."""
+    centre = settled[-1] if settled else torch.zeros(0)
+    if (tuple(centre.shape), centre.dtype) != ((width,), torch.int8):
+        raise UserError("the mean of features received is not one: use the same version of Ekiden everywhere")
+    return centre
 
 
 def with_head(network: nn.Module, head: heads.Head, m: heads.Moments) -> Weights:

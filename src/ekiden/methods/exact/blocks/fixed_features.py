@@ -52,6 +52,7 @@ from ekiden.training import frozen
 from ekiden.training.network import Network, trial
 
 PREFIX = "run:"
+OWN = "own"
 _NAMED = re.compile(r"run:[0-9a-f]{32}")
 _BODY = "features."
 _WRITTEN = re.compile(r"(\d+(?:\.\d+)?)(%|B|kB|MB|GB|)")
@@ -203,7 +204,7 @@ class Room:
     """What a client may hand on."""
 
     width: int  # D, where the user chose it; 0: as many features as fit into the bytes
-    text: str  # the bytes as the user wrote them: M, a share of M, or a size
+    text: str  # the bytes as the user wrote them: M, a share of M, or a size; `OWN` is for a network's features alone
     model: int  # M, bytes of a model of the user's network
     sums: Callable[[int], int]  # the bytes of all sums over so many features
     seeded: bool = False  # whether nobody settles the features, so that no values of theirs travel
@@ -242,7 +243,8 @@ def frozen_network(network: nn.Module, shape: tuple[int, ...], room: Room) -> Fr
     """The features of a network as it is, and random units of these."""
     with torch.no_grad():
         inputs = network.eval()(trial(network, torch.zeros(1, *shape))).flatten(1).shape[1]
-    width = room.features(each=4, fixed=4 * inputs)
+    own = room.text == OWN and not room.width
+    width = inputs if own else room.features(each=4, fixed=4 * inputs)
     if width < inputs:
         least = room.sums(inputs) + 8 * inputs
         raise UserError(
@@ -271,7 +273,8 @@ class FixedFeatures(Method):
     run's model; auto, patches for images of 16 pixels a side or more, else random"""
     bytes: str = "M"
     """most bytes of a hand-off, or with several laps of the run divided by N - 1; they decide the number of features: M
-    (as much as a model of the network), 5% (of that), 250kB, 11.5MB"""
+    (as much as a model of the network), 5% (of that), 250kB, 11.5MB; or own, for as much as the given network's own
+    features need, without random units"""
     width: Annotated[int, Range(least=0, most=_MOST_FEATURES)] = 0
     """D, number of features; 0: what `bytes` allows"""
     patch: str = "6"
@@ -324,6 +327,11 @@ class FixedFeatures(Method):
         return self.dictionary == "seed"
 
     @property
+    def of_network(self) -> bool:
+        """Whether the features are those of a network that somebody gave."""
+        return self.features in ("network", "blocks") or self.of_run
+
+    @property
     def of_run(self) -> bool:
         """Whether the features are those of a finished run."""
         return self.features.startswith(PREFIX)
@@ -338,8 +346,12 @@ class FixedFeatures(Method):
             )
         if not re.fullmatch(r"[1-9]\d?(,[1-9]\d?)*", self.patch):
             raise UserError(f"--patch {self.patch!r} is not a size of patches: write 6, or several as in 5,8")
-        if self.bytes != "M" and not _WRITTEN.fullmatch(self.bytes):
+        if self.bytes not in ("M", OWN) and not _WRITTEN.fullmatch(self.bytes):
             raise UserError(f"--bytes {self.bytes!r} is not a size: write M, a share as in 5%, or a size as in 250kB")
+        if self.bytes == OWN and not self.of_network:
+            raise UserError(
+                "--bytes own is for the features of a given network: leave it out, or give --features network"
+            )
         if self.dictionary == "all" and not self.adds_moments:
             raise UserError("--dictionary=all needs one more pass, which FedGram makes: choose first or seed")
 
@@ -385,7 +397,7 @@ class FixedFeatures(Method):
     def _features_for(self, network: nn.Module, shape: tuple[int, ...], room: Room) -> WholeFeatures:
         if self.of_run:
             check_body(self.features, network)
-        if self.features in ("network", "blocks") or self.of_run:
+        if self.of_network:
             body = as_split(network).features
             return frozen_network(BlockAverages(body) if self.features == "blocks" else body, shape, room)
         if self.features == "patches" or (self.features == "auto" and len(shape) == 3 and min(shape[1:]) >= _IMAGE):

@@ -1,7 +1,7 @@
 """Linear heads in closed form, from the sums that clients add up."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 from typing import NamedTuple
 
@@ -48,6 +48,10 @@ class Moments:
     # λ/n that follows from the noise of differential privacy; 0 without it. Features are then centred: the mean of each
     # sample's features was subtracted from them.
     rule: float = 0.0
+
+    def around(self, centre: Tensor) -> "Moments":
+        """Return these moments, of φ - c, as those of φ; `rule` says that φ stays centred."""
+        return replace(self, mean=self.mean + centre.double().cpu())
 
     @property
     def spread(self) -> float:

@@ -21,7 +21,7 @@ from ekiden.data.moments import ColumnMoments, ColumnSums, target
 from ekiden.data.samples import ClientData, Dataset
 from ekiden.data.schema import Schema
 from ekiden.data.tasks import Classification, ScaledTask
-from ekiden.training.private import DP, Draw, Noise, planned_sums
+from ekiden.training.private import DP, ROUNDED, Draw, Noise, planned_sums
 from ekiden.transports.flower.silo import budget
 from ekiden.transports.flower.silo.silo_file import SiloFile
 
@@ -45,7 +45,8 @@ def sums(file: SiloFile, dp: DP) -> ColumnSums:
         raise UserError(f"{file.path}: noise needs the bounds of all columns: name the study's schema by data.schema")
     numbers, names = _columns(dataset, client, schemas.parsed(json.loads(file.schema)))
     spent = planned_sums(dp, len(client.train), file.name)
-    deviation = math.ceil(spent.noise * math.sqrt(3 * len(numbers) + len(names)) * _GRID)
+    norm = math.sqrt(3 * len(numbers) + len(names)) * _GRID
+    deviation = math.ceil(math.sqrt(spent.noise**2 * norm**2 + ROUNDED))
     parts = [*(column.sums() for column in numbers.values()), *(column.sums() for column in names.values())]
     budget.spend(file, dp, spent)
     drawn = Draw(Noise(secrets.token_bytes(32))).gaussian(deviation, sum(map(len, parts))).numpy()
