@@ -4,9 +4,9 @@ Two data sets are neighbours if one has one training sample more. Numbers of sam
 
 The noise of sums of features is a discrete Gaussian: Clément Canonne, Gautam Kamath, Thomas Steinke: The Discrete
 Gaussian for Differential Privacy. NeurIPS 2020. https://arxiv.org/abs/2004.00010. It tells no more than a Gaussian with
-a variance that is smaller by `ROUNDED` = 3: if a sum with Gaussian noise of variance s² is rounded at random, to a whole
-number z at the distance d with a probability in proportion to exp(-d²/(2·3)), the result is the sum with discrete
-Gaussian noise of variance s² + 3, up to a factor of 1 ± 10^-25 for each number (Chris Peikert: An Efficient and
+a variance that is smaller by `ROUNDED` = 3. For if a sum with Gaussian noise of variance s² is rounded at random, to a
+whole number at the distance d with a probability in proportion to exp(-d²/6), the result is the sum with discrete
+Gaussian noise of variance s² + 3, up to a factor of 1 ± 10^-24 for each number (Chris Peikert: An Efficient and
 Parallel Gaussian Sampler for Lattices. CRYPTO 2010, Theorem 3.1). Silos can share the noise: Peter Kairouz, Ziyu Liu,
 Thomas Steinke: The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure Aggregation. ICML 2021.
 https://arxiv.org/abs/2102.06387. The sum of h shares is not quite a discrete Gaussian: its divergence differs by less
@@ -162,7 +162,7 @@ def composed(parts: Sequence[Spent], delta: float) -> float:
 
 
 def epsilon_of(noise: float, rate: float, steps: int, delta: float) -> float:
-    """Return ε of the Poisson-subsampled Gaussian mechanism after `steps`: by its Rényi divergence, or exactly if q = 1.
+    """Return ε of the Poisson-subsampled Gaussian mechanism after `steps`, by its Rényi divergence; exactly if q = 1.
 
     Ilya Mironov, Kunal Talwar, Li Zhang: Rényi Differential Privacy of the Sampled Gaussian Mechanism. 2019.
     https://arxiv.org/abs/1908.10530. From Rényi to (ε, δ): Clément Canonne, Gautam Kamath, Thomas Steinke: The Discrete
@@ -175,8 +175,9 @@ def epsilon_of_gaussian(ratio: float, delta: float) -> float:
     """Return ε at δ of Gaussian noise, given `ratio` μ = Δ/σ: δ = Φ(μ/2 - ε/μ) - exp(ε)·Φ(-μ/2 - ε/μ), rounded up.
 
     Borja Balle, Yu-Xiang Wang: Improving the Gaussian Mechanism for Differential Privacy. ICML 2018, Theorem 8.
-    https://arxiv.org/abs/1805.06530. Several releases, each chosen after the others, are as one with μ² = Σ μ_i²: Jinshuo
-    Dong, Aaron Roth, Weijie Su: Gaussian Differential Privacy. JRSS B 2022, Corollary 2. https://arxiv.org/abs/1905.02383.
+    https://arxiv.org/abs/1805.06530. Several releases, each chosen after the others, are as one with μ² = Σ μ_i²:
+    Jinshuo Dong, Aaron Roth, Weijie Su: Gaussian Differential Privacy. Journal of the Royal Statistical Society B,
+    2022. https://arxiv.org/abs/1905.02383.
     """
 
     def tells_more(epsilon: float) -> bool:
@@ -322,6 +323,9 @@ def clipped_sum(network: Network, x: Tensor, y: Tensor, loss: Loss, clip: float)
         with torch.no_grad():
             x = part.features(x)
         part = part.head
+    if isinstance(part, nn.Linear) and x.dim() == 2 and all(p.requires_grad for p in part.parameters()):
+        _clipped_sum_of_linear(part, x, y, loss, clip)
+        return
     parameters = {name: p for name, p in part.named_parameters() if p.requires_grad}
 
     def one(values: dict[str, Tensor], sample: Tensor, label: Tensor) -> Tensor:
@@ -336,13 +340,36 @@ def clipped_sum(network: Network, x: Tensor, y: Tensor, loss: Loss, clip: float)
         found = torch.autograd.grad(each(own, some_x, some_y).sum(), list(own.values()))
         gradients = dict(zip(own, found, strict=True))
         norms = torch.linalg.vector_norm(torch.stack([_norms(g.flatten(1)) for g in gradients.values()]), dim=0)
-        shares = (clip * _BELOW / norms.clamp(min=clip)).nan_to_num(0.0).to(network.grad.dtype)
+        shares = _shares(norms, clip).to(network.grad.dtype)
         for name, g in gradients.items():
             into = parameters[name].grad
             assert into is not None
             bad = ~torch.isfinite(norms)
             flat = torch.where(bad[:, None], 0.0, g.flatten(1)) if bool(bad.any()) else g.flatten(1)
             into.add_((shares @ flat).view_as(into))
+
+
+def _clipped_sum_of_linear(layer: nn.Linear, x: Tensor, y: Tensor, loss: Loss, clip: float) -> None:
+    """Add what `clipped_sum` adds, for one linear layer: the gradient of a sample is δaᵀ, its norm ‖δ‖·‖a‖."""
+
+    def one(outputs: Tensor, label: Tensor) -> Tensor:
+        return loss(outputs[None].float(), label[None])
+
+    outputs = layer(x).detach().requires_grad_()
+    (delta,) = torch.autograd.grad(vmap(one, randomness="different")(outputs, y).sum(), [outputs])
+    inputs = torch.cat([x, x.new_ones(len(x), 1)], 1) if layer.bias is not None else x
+    norms = _norms(delta) * _norms(inputs)
+    finite = torch.isfinite(norms)[:, None]
+    delta = torch.where(finite, delta, 0.0) * _shares(norms, clip).to(delta)[:, None]
+    found = delta.T @ torch.where(finite, inputs, 0.0)
+    for parameter, part in zip(layer.parameters(), (found[:, : x.shape[1]], found[:, -1]), strict=False):
+        assert parameter.grad is not None
+        parameter.grad.add_(part)
+
+
+def _shares(norms: Tensor, clip: float) -> Tensor:
+    """Return the factors (b,) that clip gradients with these norms; 0 where one is not finite."""
+    return (clip * _BELOW / norms.clamp(min=clip)).nan_to_num(0.0)
 
 
 def _norms(rows: Tensor) -> Tensor:
