@@ -95,9 +95,9 @@ class FedGram(FixedFeatures):
     server. Features need no pretrained network. They are rounded to seven bits and a sign, and standardised by the
     sums. λ is chosen by generalised cross-validation on the totals, and a temperature turns the scores into
     probabilities. bayes has one variance for each feature, where GH-OFL has one for each class and feature; cgs
-    is shrunk as lda. With `--dp`, features are centred and clipped, sums have noise, and λ follows from the noise; see
-    `ekiden.training.private`. Personal heads, which the papers do not have, are ridge regression towards the head
-    of all.
+    is shrunk as lda. With `--dp`, the first client tells a mean of features with noise, which all subtract; features
+    are clipped, sums have noise, and λ follows from the noise; see `ekiden.training.private`. Personal heads, which the
+    papers do not have, are ridge regression towards the head of all.
     """
 
     head: Literal["ridge", "lda", "cgs", "bayes", "ncm"] = "ridge"
