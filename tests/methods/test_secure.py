@@ -172,3 +172,17 @@ def test_equal_models_agree_with_the_plain_mean() -> None:
 def test_every_method_says_the_same_about_the_flag() -> None:
     assert all("secure" in {f.name for f in fields(kind)} for kind in SECURE)
     assert all(kind(secure=True).gives_sums and not kind().gives_sums for kind in SECURE)
+
+
+def test_one_of_many_makes_a_sum_of_models_what_it_wants() -> None:
+    """By its weight, or with an honest one, at which no check of weights could look."""
+    others = [ModelSums.of(10, model(0.1 * k, -0.2), 100.0) for k in range(9)]
+    honest = others[0]
+    for one in others[1:]:
+        honest = honest.plus(one)
+    heavy = honest.plus(ModelSums.of(10, model(3.0, 4.0), 1e8)).mean(model(0.0, 0.0))
+    assert heavy.params.tolist() == pytest.approx([3.0, 4.0], abs=1e-4)
+    wanted = torch.tensor([3.0, 4.0]) * 1000 - real(honest.params)
+    light = honest.plus(replace(ModelSums.of(10, model(0.0, 0.0), 100.0), params=fixed(wanted, 10, "")))
+    assert light.total == 1000
+    assert light.mean(model(0.0, 0.0)).params.tolist() == pytest.approx([3.0, 4.0], abs=1e-6)

@@ -419,6 +419,12 @@ DEFENCES = {
         "if not named:",
         "tests/transports/test_revised.py::test_a_folder_of_others_leads_to_no_superlink",
     ),
+    "combinations of sums of columns": (
+        f"{FLOWER}/silo/differences.py",
+        "if any(len(places) > 1 for places, _ in nearly_cancelled(own, earlier, least)):",
+        "if not earlier and not len(own):",
+        "tests/transports/test_told_sums.py::test_three_sums_that_show_a_patient_together_are_refused",
+    ),
     "no core files": (
         f"{FLOWER}/supernode.py",
         "    leave_no_core()\n",

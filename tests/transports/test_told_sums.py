@@ -134,6 +134,19 @@ def test_the_same_sums_and_sums_of_many_other_rows_are_told(tmp_path: Path) -> N
         silo(tmp_path, rows[:111]).sums()
 
 
+def test_three_sums_that_show_a_patient_together_are_refused(tmp_path: Path) -> None:
+    """Two parts, and all rows with one patient more: any two differ in many rows."""
+    rows = patients()
+    parts = [silo(tmp_path, part).sums() for part in (rows[:50], rows[50:])]
+    with pytest.raises(UserError, match="earlier sums, added and subtracted, leave fewer than 10 values of 'age'"):
+        silo(tmp_path, [*rows, PATIENT]).sums()
+    silo(tmp_path, rows[:50]).sums()  # those that were told before
+    (tmp_path / "a-silo" / differences.FILE).unlink()  # what they would have shown
+    both = silo(tmp_path, [*rows, PATIENT]).sums()
+    ages = [one.moments["age"].count * one.moments["age"].mean for one in (both, *parts)]
+    assert ages[0] - sum(ages[1:]) == pytest.approx(PATIENT[0], abs=1e-9)
+
+
 def test_two_grids_of_times_show_single_events_and_the_second_is_refused(tmp_path: Path) -> None:
     draw = np.random.default_rng(1)
     rows = [(f"{draw.normal(60, 9):.2f}", int(k * 10 + 5), int(k % 2)) for k in range(80)]

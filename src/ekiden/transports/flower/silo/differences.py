@@ -71,11 +71,28 @@ def note(folder: Path, client: ClientData, dataset: Dataset, times: Sequence[flo
                 f"sums of these rows were reported before, {what}; use the file that was made then, or wait for "
                 f"{dataset.least} more rows (data.min_count). If nobody read that file, remove {file}"
             )
+        if now not in before and (name := _combined(now, before, dataset.least)):
+            raise UserError(
+                f"earlier sums, added and subtracted, leave fewer than {dataset.least} values of {name!r} in these: "
+                f"that would show them; use a file that was made then. If nobody read one of those, remove {file}"
+            )
         if now not in before:
             with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8") as out:
                 out.write(json.dumps(asdict(now), separators=(",", ":")) + "\n")
                 out.flush()
                 os.fsync(out.fileno())
+
+
+def _combined(now: ToldSums, before: Sequence[ToldSums], least: int) -> str:
+    """Return a column of which few values are left if two or three earlier sums are combined with these; else ""."""
+    for name in now.columns:
+        sums = [one.columns[name] for one in (now, *before) if name in one.columns]
+        own, *earlier = (
+            np.repeat(np.array([int(text, 16) for text in counts], "<u8"), [*counts.values()]) for counts in sums
+        )
+        if any(len(places) > 1 for places, _ in nearly_cancelled(own, earlier, least)):
+            return name
+    return ""
 
 
 def note_rows(folder: Path, part: Subset, kind: str, least: int) -> None:
