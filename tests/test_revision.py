@@ -242,7 +242,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_refuses_other_inputs_methods_and_absences(tmp_path: Path, finished: Path) -> None:
-    with pytest.raises(UserError, match=r"has its own network \(type\): give it as `network`"):
+    with pytest.raises(UserError, match=r"has its own network \(Tiny\): give it as `network`"):
         ekiden.forget(finished, "client-2", five())
     scaled = five()
     scaled = replace(scaled, dataset=replace(scaled.dataset, mean=(0.5,)))

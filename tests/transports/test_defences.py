@@ -319,13 +319,13 @@ DEFENCES = {
     ),
     "refused sums with noise cost nothing": (
         "engine/worker.py",
-        "keeper.key(0, plan, note=False)",
-        "keeper.key(0, plan)",
+        "keeper.key(0 if centre else 1, spent, note=False)",
+        "keeper.key(0 if centre else 1, spent)",
         f"{PRIVATE}::test_nobody_opens_a_sum_with_less_noise_than_was_promised",
     ),
     "samples are read for noisy sums only": (
         "engine/worker.py",
-        "if self._privacy is not None and self._released is None:",
+        "if self._privacy is not None and not self._released:",
         "if False:",
         "tests/training/test_private_sums.py::test_a_task_that_reads_samples_without_giving_noisy_sums_is_stopped",
     ),
