@@ -108,6 +108,9 @@ def test_an_imported_method_is_found_again_and_one_of_the_program_is_warned_of(
     kind = importlib.import_module("mine").Relay
     data = [(torch.randn(20, 3), torch.arange(20) % 2)] * 2
     ekiden.run(kind(), data, folder="there", quiet=True)
+    with pytest.raises(UserError, match="ekiden trust"):  # another program may have put another file there
+        ekiden.open_run("there")
+    outside.trust(f"{mine}:Relay")
     assert ekiden.open_run("there").config["recipe"]["method"] == f"{mine}:Relay"
     kind.__module__ = "__main__"
     with pytest.warns(UserWarning, match="nothing but this program can open here later, because Relay"):
@@ -252,5 +255,8 @@ def test_the_pages_loop_over_steps_runs_as_it_stands(
     two_silos = loop.replace('"dirichlet:0.5", 10', '"iid", 2')
     assert two_silos != loop
     monkeypatch.delenv("EKIDEN_DATA", raising=False)
+    monkeypatch.syspath_prepend(mine.parent)
+    monkeypatch.setitem(sys.modules, "mine", sys)  # whatever the name holds is put back
+    monkeypatch.delitem(sys.modules, "mine")
     exec(compile(two_silos, "own.md", "exec"), {"__name__": "own"})
     assert capsys.readouterr().out.startswith("1 ")

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from ekiden import models
-from ekiden.base import outside
 from ekiden.base.checks import Count, CountOrZero, admitted, hints_of
 from ekiden.base.errors import DivergenceWarning, UserError, unknown, warn
 from ekiden.base.settings import Hardware, Training
@@ -40,7 +39,7 @@ from ekiden.engine.setup import (
 )
 from ekiden.engine.transport import Transport
 from ekiden.engine.worker import Setup, Watch, Worker
-from ekiden.methods import check_needs, method_named, name_of
+from ekiden.methods import check_needs, method_named
 from ekiden.recipe import Recipe
 from ekiden.results import tracking
 from ekiden.results.result import ModelSource, Result
@@ -411,14 +410,12 @@ def as_method(method: Any, data: Any) -> Method:
     if isinstance(data, Method) or (isinstance(data, type) and issubclass(data, Method)):
         raise UserError("run takes the method first, then the data: ekiden.run(method, data)")
     if isinstance(method, str):
-        outside.trust(method)
         method = method_named(method)
     if isinstance(method, type) and issubclass(method, Method):
         if lacking := sorted(getattr(method, "__abstractmethods__", ())):
             raise UserError(f"{method.__name__} lacks {', '.join(lacking)}, which every method defines")
         method = method()
     if isinstance(method, Method):
-        outside.trust(name_of(type(method)))
         return method
     hint = "ekiden.run(method, data) takes one of ekiden.methods, as in FedELMY(), or its name, then the data"
     raise UserError(f"{type(method).__name__} is not a method: {hint}")
@@ -451,8 +448,6 @@ def _measure(metric: Any) -> Metric:
 
 def with_metric(data: FederatedData, metric: Any) -> FederatedData:
     """Return the federation with the headline metric that the user means."""
-    if isinstance(metric, str):
-        outside.trust(metric)
     if metric:
         named = metric if isinstance(metric, str) else _measure(metric)
         data = data.with_task(replace(data.dataset.task, metric=named))

@@ -1,7 +1,8 @@
 """Code from outside the package: the user's own files, as `mine.py:MyMethod`, other packages, and their entry points.
 
-A file is code, so it runs only if the user names it: on a command line, in Python, in an experiment file. A run folder,
-which may come from anybody, names files too. Those run only if the user has run the same content before.
+A file is code, so it runs only if the user typed its name on the command line, now or when it had the same content, or
+allowed it by `ekiden trust`. Whatever else names files (run folders, records, files of settings, texts in Python) may
+come from anybody, so it grants nothing. `trust` is called by `ekiden.cli` alone; a test looks at the source for that.
 """
 
 import hashlib
@@ -65,16 +66,6 @@ def _note(digest: str, path: Path) -> None:
         _list().parent.mkdir(parents=True, exist_ok=True)
         with _list().open("a", encoding="utf-8") as file:
             file.write(f"{digest} {path}\n")
-
-
-def trust_all(values: object) -> None:
-    """Trust the Python files that a file of settings names, because the user runs that file."""
-    match values:
-        case str():
-            trust(values)
-        case dict() | list():
-            for part in values.values() if isinstance(values, dict) else values:
-                trust_all(part)
 
 
 def load(name: str) -> Any:
@@ -181,8 +172,13 @@ def _points(group: Group) -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=group))
 
 
+def path_in(name: str) -> Path:
+    """Return the absolute path in PATH.py:NAME."""
+    return Path(name.rpartition(":")[0]).expanduser().absolute()
+
+
 def _path(name: str) -> Path:
-    path = Path(name.rpartition(":")[0]).expanduser().absolute()
+    path = path_in(name)
     if not path.is_file():
         raise UserError(f"there is no file {path}: give PATH.py:NAME")
     return path

@@ -146,6 +146,7 @@ def call(args: Sequence[str]) -> None:
         raise unknown(f"{args[0]} command", args[1], group)
     if not command:
         raise unknown("command", args[0], COMMANDS)
+    _trust_typed_files(args)
     module, _, name = COMMANDS[command].partition(":")
     function, rest = getattr(import_module(f"ekiden.{module}"), name), args[len(command.split()) :]
     if command == "run":
@@ -153,6 +154,19 @@ def call(args: Sequence[str]) -> None:
     from ekiden.cli.flags import parse  # noqa: PLC0415  (`--version` and `--help` do without it)
 
     function(parse(get_type_hints(function)["options"], rest, f"ekiden {command}"))
+
+
+def _trust_typed_files(args: Sequence[str]) -> None:
+    """Note that the user named the code in FILE.py:NAME, as a value of its own or behind `--flag=`.
+
+    Nothing else in Ekiden trusts a file: run folders, records, and files of settings may come from anybody.
+    """
+    from ekiden.base import outside  # noqa: PLC0415  (`--version` and `--help` do without it)
+
+    for arg in args:
+        value = arg.partition("=")[2] if arg.startswith("--") and "=" in arg else arg
+        if outside.is_file(value) and outside.path_in(value).is_file():
+            outside.trust(value)
 
 
 if __name__ == "__main__":

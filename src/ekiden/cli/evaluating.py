@@ -90,7 +90,6 @@ def evaluate(options: EvaluateOptions) -> None:
         raise UserError("--calibrate is for the run's global model and own validation data: leave out --data, --client")
     if options.by and (options.calibrate or options.client):
         raise UserError("--by is for test samples and the global model: leave out --calibrate and --client")
-    outside.trust(options.metric)
     config = read_config(options.run)
     if options.client and options.client not in config["clients"]:
         raise unknown("client", options.client, config["clients"])

@@ -10,7 +10,6 @@ from textwrap import fill
 from typing import Annotated, Any
 
 from ekiden import data as datasets
-from ekiden.base import outside
 from ekiden.base.checks import Alias, Checked, Count, CountOrZero, Positional, Positive
 from ekiden.base.errors import UserError, counted
 from ekiden.base.files import disk_error, is_held
@@ -198,8 +197,6 @@ def run(args: Sequence[str]) -> None:
     names = ", ".join(m.title() for m in METHODS)
     if args and args[0] in ("-h", "--help"):
         return print(overview(), end="")
-    for arg in args:
-        outside.trust(arg)
     named = "" if not args or args[0].startswith("-") else args[0]
     prog = f"ekiden run {method_named(named).title() if named else 'METHOD'}"
     rest = args[1:] if named else args
@@ -290,8 +287,6 @@ def compare(options: CompareOptions) -> None:
 
 def data(options: DataOptions) -> None:
     """`ekiden data NAME [flags]`."""
-    outside.trust(options.data)
-    outside.trust(options.reading.sample_kind)
     file = options.draw or Path("who-holds-what.png")
     if file.suffix != ".png":
         raise UserError(f"--draw {file}: the picture is a PNG file: give a name that ends in .png")
@@ -436,7 +431,6 @@ def join(options: JoinOptions, tell: Callable[[Any], None]) -> None:
         return silos.join(options.run, options.client, options.out, options.release)
     if options.release:
         raise UserError("--release is for runs between machines: leave it out")
-    outside.trust(options.data)
     data = datasets.located(options.data) if options.data else None
     _print(tell, options.run, reruns.join(options.run, options.client, data, out=options.out))
 

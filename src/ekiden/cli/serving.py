@@ -241,7 +241,6 @@ def own_network(name: str, run: Path) -> ModelSource | None:
         return None
     if not outside.is_file(name):
         raise UserError(f"--network {name!r} names no file: give FILE.py:NAME")
-    outside.trust(name)
     found = outside.load(name)
     if isinstance(found, nn.Module):
         return found

@@ -87,7 +87,6 @@ def check(
         UserError: it is not a class, or no method has this name.
     """
     if isinstance(kind, str):
-        outside.trust(kind)
         kind = method_named(kind)
     kind = type(kind) if isinstance(kind, Method) else kind
     if not isinstance(kind, type):
@@ -171,7 +170,6 @@ class CheckOptions:
 def check_method(options: CheckOptions) -> None:
     """`ekiden check METHOD`."""
     name = options.method
-    outside.trust(name)
     try:
         kind = method_named(name)
     except UserError as error:

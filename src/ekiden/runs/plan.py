@@ -321,7 +321,6 @@ def read(path: Path, method: str = "") -> Plan[Method]:
             raise UserError('it names no method: add a line such as method = "fedseq"')
         if method and method_named(named) is not method_named(method):
             raise UserError(f"it is for {named}, not for {method}: leave out one of them")
-        outside.trust_all(values)
         return plan_of(named, values)
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
-from ekiden.base import outside
 from ekiden.base.errors import UserError, at, unknown
 from ekiden.data.sources import NAMED
 from ekiden.data.tasks import KINDS
@@ -201,7 +200,6 @@ def parsed(content: str, name: str, budget: str, where: str) -> Experiment:
             values = tomllib.loads(content)
         except tomllib.TOMLDecodeError as error:
             raise UserError(f"it is not valid TOML: {error}") from None
-        outside.trust_all(values)
         for key in values:
             if key not in _TOP:
                 raise unknown("entry", key, _TOP)

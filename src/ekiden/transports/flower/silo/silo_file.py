@@ -355,10 +355,9 @@ class SiloFile:
 
     def _read(self) -> Dataset:
         data, reading = self.data, self.data.reading
-        if outside.is_file(reading.sample_kind):  # as data.python: the owner of this file names it
+        if outside.is_file(reading.sample_kind):  # relative to this file, as all paths in it
             file, _, name = reading.sample_kind.rpartition(":")
             reading = replace(reading, sample_kind=f"{self.beside(file).absolute()}:{name}")
-            outside.trust(reading.sample_kind)
         if self.schema:
             reading = replace(reading, schema=str(self.schemas[-1])).with_schema()
         own = self.beside(data.path)
